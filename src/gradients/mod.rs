@@ -1,0 +1,1 @@
+//! Reading dumps: named tensors, handed out in bounded chunks.

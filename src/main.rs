@@ -1,0 +1,5 @@
+//! The `gradscale` program: parse, run, exit code.
+
+fn main() -> std::process::ExitCode {
+    gradscale::cli::main()
+}

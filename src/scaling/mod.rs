@@ -1,0 +1,3 @@
+//! Loss-scaling policies and what follows from replaying them.
+
+pub mod policy;

@@ -1,0 +1,95 @@
+//! The real loss-scaling policies as small state machines.
+//!
+//! One file a policy. Each follows its framework's *code*, in the number type that the framework uses; its docs say
+//! where the framework's documentation parts from it. `tests/data/golden` holds traces recorded from the real
+//! implementations, and every policy reproduces its own bit for bit.
+
+use serde_json::{Map, Value};
+
+/// What one optimizer step tells a policy.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Observed {
+    /// A gradient of this step was inf or NaN.
+    pub found_inf: bool,
+    /// Largest absolute value of the *unscaled* gradients, where the caller knows it. Only amax-driven policies look at it.
+    pub amax: Option<f32>,
+}
+
+impl Observed {
+    /// A step in which every gradient was finite.
+    pub const CLEAN: Observed = Observed { found_inf: false, amax: None };
+    /// A step in which a gradient was inf or NaN.
+    pub const OVERFLOW: Observed = Observed { found_inf: true, amax: None };
+}
+
+/// What a policy did with its scale after a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// The scale is what it was.
+    Kept,
+    /// The policy's growth rule fired and the scale rose.
+    Grown,
+    /// The policy's backoff rule fired and the scale fell (or was raised to its floor).
+    BackedOff,
+}
+
+/// The result of one [`Policy::update`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Update {
+    /// Whether the optimizer step was left out.
+    pub skipped: bool,
+    /// What happened to the scale.
+    pub change: Change,
+}
+
+/// A policy's own end: the framework raises an error here and training stops.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{kind}: {message}")]
+pub struct Terminal {
+    /// The exception's class in the original, such as `FloatingPointError`.
+    pub kind: &'static str,
+    /// The original's message, in its words.
+    pub message: String,
+}
+
+/// A saved state: just the fields that the original saves, under the original's names.
+pub type State = Map<String, Value>;
+
+/// A loss-scaling policy: a state machine that sets the next loss scale from whether this step overflowed.
+pub trait Policy: std::fmt::Debug + Send + Sync {
+    /// The scale that the next step uses. Policies that keep an f32 return it widened, which is exact.
+    fn loss_scale(&self) -> f64;
+
+    /// Ends a step that ran at [`loss_scale`](Policy::loss_scale).
+    ///
+    /// # Errors
+    /// The implementation's own terminal error; the state is then what the original leaves behind.
+    fn update(&mut self, observed: Observed) -> Result<Update, Terminal>;
+
+    /// The state as the original checkpoints it.
+    fn save(&self) -> State;
+
+    /// Loads a state into a freshly built policy, as the original's resume does. Fields that the original does not
+    /// save keep their constructed values.
+    ///
+    /// # Errors
+    /// When a field is missing or of the wrong type.
+    fn load(&mut self, state: &State) -> Result<(), PolicyError>;
+
+    /// Counters after the last step, in the implementation's own words (golden traces compare them).
+    fn counters(&self) -> State;
+
+    /// A copy of the whole state, saved or not.
+    fn clone_box(&self) -> Box<dyn Policy>;
+}
+
+impl Clone for Box<dyn Policy> {
+    fn clone(&self) -> Self {
+        self.clone_box()
+    }
+}
+
+/// What is wrong with a policy's text, key, value or saved state.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PolicyError {}

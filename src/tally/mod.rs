@@ -1,0 +1,1 @@
+//! Exact integer counts of a run's gradients.
