@@ -17,9 +17,15 @@ pub struct Observed {
 
 impl Observed {
     /// A step in which every gradient was finite.
-    pub const CLEAN: Observed = Observed { found_inf: false, amax: None };
+    pub const CLEAN: Observed = Observed {
+        found_inf: false,
+        amax: None,
+    };
     /// A step in which a gradient was inf or NaN.
-    pub const OVERFLOW: Observed = Observed { found_inf: true, amax: None };
+    pub const OVERFLOW: Observed = Observed {
+        found_inf: true,
+        amax: None,
+    };
 }
 
 /// What a policy did with its scale after a step.
