@@ -16,6 +16,7 @@
 //!                                         '-----------> plot, report <---------'
 //! ```
 
+pub mod atomic;
 pub mod float;
 pub mod gradients;
 pub mod scaling;

@@ -28,9 +28,16 @@
 mod bins;
 mod captured;
 mod outcomes;
+pub mod series;
 mod sketch;
+pub mod store;
+mod trace;
 
 pub use bins::{BINADES, BINS, Bin, MIN_EXPONENT, SUB_BIN_EDGES, SUB_BINS, bin_of, split};
 pub use captured::{Capture, Captured};
 pub use outcomes::{Lost, Outcomes, Replayed, WhyNotExact};
 pub use sketch::{Accumulator, Sketch, SketchError};
+pub use store::TraceError;
+pub use trace::{
+    MergeError, ProducedIn, Reduction, Role, Sample, Step, TensorInfo, Trace, nonfinite,
+};
