@@ -28,6 +28,8 @@ mod fixed;
 mod torch_amp;
 
 pub use registry::{Exception, Key, Kind, PolicyInfo, ScaleType, Value, find, policies};
+pub(crate) use state::{as_number, number};
+
 pub use spec::{Defaults, PolicySpec};
 
 /// What one optimizer step tells a policy.

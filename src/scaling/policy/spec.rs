@@ -98,6 +98,32 @@ impl PolicySpec {
         PolicySpec::parse(name.split(':').next().unwrap_or(name))
     }
 
+    /// The policy of this name with these arguments, as golden traces and saved configurations give them.
+    ///
+    /// # Errors
+    /// As [`parse`](PolicySpec::parse).
+    pub fn from_config(name: &str, config: &super::State) -> Result<PolicySpec, PolicyError> {
+        let mut spec = PolicySpec::named(name)?;
+        for (key, json) in config {
+            let value = match json {
+                serde_json::Value::Null => Value::None,
+                serde_json::Value::Bool(b) => Value::Flag(*b),
+                serde_json::Value::Number(n) => match (n.as_i64(), n.as_f64()) {
+                    (Some(i), _) => Value::Integer(i),
+                    (None, x) => Value::Real(x.unwrap_or(f64::NAN)),
+                },
+                serde_json::Value::String(word) => Value::from(word.as_str()),
+                _ => {
+                    let at = spec.position(key)?;
+                    return Err(spec.bad(at, key, &json.to_string()));
+                }
+            };
+            // Checked as a whole at the end: two settings may only make sense together.
+            spec.set(key, value)?;
+        }
+        spec.checked()
+    }
+
     /// Builds the policy, filling what was not given from `defaults`.
     ///
     /// # Errors
@@ -113,21 +139,8 @@ impl PolicySpec {
     /// # Errors
     /// When the policy has no such key or the value cannot be used.
     pub fn with(&self, key: &str, value: impl Into<Value>) -> Result<PolicySpec, PolicyError> {
-        let value = value.into();
-        let text = value.to_string();
-        let (at, value) = match &value {
-            Value::Word(word) => self.read(key, word)?,
-            _ => {
-                let at = self.position(key)?;
-                (at, self.converted(at, key, value).ok_or_else(|| self.bad(at, key, &text))?)
-            }
-        };
         let mut spec = self.clone();
-        let new = Given { written: key.to_owned(), key: at, value, text };
-        match spec.given.iter_mut().find(|g| g.key == at) {
-            Some(old) => *old = new,
-            None => spec.given.push(new),
-        }
+        spec.set(key, value.into())?;
         spec.checked()
     }
 
@@ -189,6 +202,23 @@ impl PolicySpec {
             Value::Word(w) => w.as_ref().into(),
         };
         self.info.keys.iter().enumerate().map(|(i, k)| (k.name.to_owned(), json(self.value(i, defaults)))).collect()
+    }
+
+    fn set(&mut self, key: &str, value: Value) -> Result<(), PolicyError> {
+        let text = value.to_string();
+        let (at, value) = match &value {
+            Value::Word(word) => self.read(key, word)?,
+            _ => {
+                let at = self.position(key)?;
+                (at, self.converted(at, key, value).ok_or_else(|| self.bad(at, key, &text))?)
+            }
+        };
+        let new = Given { written: key.to_owned(), key: at, value, text };
+        match self.given.iter_mut().find(|g| g.key == at) {
+            Some(old) => *old = new,
+            None => self.given.push(new),
+        }
+        Ok(())
     }
 
     fn value(&self, at: usize, defaults: Defaults) -> &Value {
