@@ -1,3 +1,4 @@
 //! Loss-scaling policies and what follows from replaying them.
 
+pub mod golden;
 pub mod policy;

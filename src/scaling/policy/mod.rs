@@ -3,8 +3,34 @@
 //! One file a policy. Each follows its framework's *code*, in the number type that the framework uses; its docs say
 //! where the framework's documentation parts from it. `tests/data/golden` holds traces recorded from the real
 //! implementations, and every policy reproduces its own bit for bit.
+//!
+//! A policy is named and configured by text, `name[:key=value,...]`:
+//!
+//! ```
+//! use gradscale::scaling::policy::{Defaults, Observed, PolicySpec};
+//!
+//! let spec = PolicySpec::parse("pytorch:growth_interval=2")?;
+//! let mut policy = spec.build(Defaults::Framework)?;
+//! for observed in [Observed::CLEAN, Observed::CLEAN, Observed::OVERFLOW] {
+//!     policy.update(observed).expect("torch-amp ends only without an interval");
+//! }
+//! assert_eq!(policy.loss_scale(), 65536.0); // grown once, backed off once
+//! # Ok::<(), gradscale::scaling::policy::PolicyError>(())
+//! ```
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value as Json};
+
+mod registry;
+mod spec;
+mod state;
+
+mod fixed;
+mod torch_amp;
+
+pub use registry::{Exception, Key, Kind, PolicyInfo, ScaleType, Value, find, policies};
+pub(crate) use state::{as_number, number};
+
+pub use spec::{Defaults, PolicySpec};
 
 /// What one optimizer step tells a policy.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -59,7 +85,7 @@ pub struct Terminal {
 }
 
 /// A saved state: just the fields that the original saves, under the original's names.
-pub type State = Map<String, Value>;
+pub type State = Map<String, Json>;
 
 /// A loss-scaling policy: a state machine that sets the next loss scale from whether this step overflowed.
 pub trait Policy: std::fmt::Debug + Send + Sync {
@@ -85,6 +111,11 @@ pub trait Policy: std::fmt::Debug + Send + Sync {
     /// Counters after the last step, in the implementation's own words (golden traces compare them).
     fn counters(&self) -> State;
 
+    /// Whether [`Observed::amax`] drives this policy: a clean step without it is then an error.
+    fn needs_amax(&self) -> bool {
+        false
+    }
+
     /// A copy of the whole state, saved or not.
     fn clone_box(&self) -> Box<dyn Policy>;
 }
@@ -98,4 +129,65 @@ impl Clone for Box<dyn Policy> {
 /// What is wrong with a policy's text, key, value or saved state.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
-pub enum PolicyError {}
+pub enum PolicyError {
+    /// No policy has this name.
+    #[error("parsing policy \"{text}\": found the name \"{found}\", expected {expected}; `gradscale policies` lists all")]
+    UnknownPolicy {
+        /// The user's whole text.
+        text: String,
+        /// The name in it.
+        found: String,
+        /// The nearest names.
+        expected: String,
+    },
+    /// A setting is not of the form `key=value`.
+    #[error("parsing policy \"{text}\": found \"{found}\", expected key=value such as growth_interval=500; settings are separated by commas")]
+    NotASetting {
+        /// The user's whole text.
+        text: String,
+        /// The part that is not a setting.
+        found: String,
+    },
+    /// The policy has no such key.
+    #[error("configuring policy \"{policy}\": found the key \"{found}\", expected {expected}; `gradscale policies {policy}` explains them")]
+    UnknownKey {
+        /// The policy's name.
+        policy: String,
+        /// The key as written.
+        found: String,
+        /// The nearest key, then all of them.
+        expected: String,
+    },
+    /// A key was given twice, perhaps once under another of its names.
+    #[error("configuring policy \"{policy}\": found \"{key}\" twice, expected it once; leave one out")]
+    RepeatedKey {
+        /// The policy's name.
+        policy: String,
+        /// The implementation's name of the key.
+        key: String,
+    },
+    /// A key's value cannot be used.
+    #[error("configuring policy \"{policy}\", key \"{key}\": found \"{found}\", expected {expected}; `gradscale policies {policy}` gives the defaults")]
+    BadValue {
+        /// The policy's name.
+        policy: String,
+        /// The key as written.
+        key: String,
+        /// The value as written.
+        found: String,
+        /// What would do.
+        expected: String,
+    },
+    /// A saved state lacks a field or has one of another type.
+    #[error("loading a state into policy \"{policy}\", field \"{field}\": found {found}, expected {expected}; load a state that the same policy saved")]
+    BadState {
+        /// The policy's name.
+        policy: &'static str,
+        /// The field.
+        field: String,
+        /// The value found, as JSON, or `nothing`.
+        found: String,
+        /// What would do.
+        expected: &'static str,
+    },
+}
