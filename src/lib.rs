@@ -21,6 +21,7 @@ pub mod float;
 pub mod gradients;
 pub mod scaling;
 pub mod tally;
+pub mod warning;
 
 #[cfg(feature = "cli")]
 pub mod cli;

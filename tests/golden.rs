@@ -19,7 +19,8 @@ fn files() -> Vec<PathBuf> {
 }
 
 fn check_file(path: &Path) -> Vec<CaseResult> {
-    check(BufReader::new(File::open(path).expect("opens"))).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+    check(BufReader::new(File::open(path).expect("opens")))
+        .unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
 fn check_lines(lines: &[Json]) -> Result<Vec<CaseResult>, GoldenError> {
@@ -29,7 +30,9 @@ fn check_lines(lines: &[Json]) -> Result<Vec<CaseResult>, GoldenError> {
 
 fn lines(path: &Path) -> Vec<Json> {
     let text = std::fs::read_to_string(path).expect("reads");
-    text.lines().map(|l| serde_json::from_str(l).expect("JSON")).collect()
+    text.lines()
+        .map(|l| serde_json::from_str(l).expect("JSON"))
+        .collect()
 }
 
 #[test]
@@ -39,11 +42,23 @@ fn every_recorded_trace_is_reproduced() {
         for result in check_file(&path) {
             cases += 1;
             if !result.passed {
-                let name = path.file_stem().expect("named").to_string_lossy().into_owned();
-                bad.push(format!("{name} {}: {:?}", result.case, result.first_difference));
+                let name = path
+                    .file_stem()
+                    .expect("named")
+                    .to_string_lossy()
+                    .into_owned();
+                bad.push(format!(
+                    "{name} {}: {:?}",
+                    result.case, result.first_difference
+                ));
             }
         }
     }
-    assert!(bad.is_empty(), "{} of {cases} cases part:\n{}", bad.len(), bad.join("\n"));
+    assert!(
+        bad.is_empty(),
+        "{} of {cases} cases part:\n{}",
+        bad.len(),
+        bad.join("\n")
+    );
     assert_eq!(cases, 32);
 }

@@ -2,3 +2,21 @@
 
 pub mod golden;
 pub mod policy;
+mod recommend;
+mod run;
+mod settings;
+mod simulate;
+mod sweep;
+mod underflow;
+
+pub use recommend::{
+    Answer, Basis, FEWEST_STEPS, Options, RecommendError, Recommendation, Setting, TooShort,
+    character, percent, recommend,
+};
+pub use run::{Limits, Run, RunOptions, Verdict};
+pub use settings::Framework;
+pub use simulate::{
+    Bounds, Cost, Segment, Simulated, Stopped, Timeline, cost, replay, replay_stepping, simulate,
+};
+pub use sweep::{Candidate, Choice, Rule, choose, headroom_log2, static_scales};
+pub use underflow::{Measure, Underflow};

@@ -35,6 +35,7 @@ mod trace;
 
 pub use bins::{BINADES, BINS, Bin, MIN_EXPONENT, SUB_BIN_EDGES, SUB_BINS, bin_of, split};
 pub use captured::{Capture, Captured};
+pub(crate) use outcomes::fraction;
 pub use outcomes::{Lost, Outcomes, Replayed, WhyNotExact};
 pub use sketch::{Accumulator, Sketch, SketchError};
 pub use store::TraceError;

@@ -98,6 +98,28 @@ pub trait Policy: std::fmt::Debug + Send + Sync {
     /// The implementation's own terminal error; the state is then what the original leaves behind.
     fn update(&mut self, observed: Observed) -> Result<Update, Terminal>;
 
+    /// How many clean steps from here on change nothing but counters: the scale stays, and so does everything that a
+    /// replay reports. A replay jumps over them; 0, the default, makes it step.
+    fn quiet_steps(&self) -> u64 {
+        0
+    }
+
+    /// Does at once what `steps` clean updates would do; `steps` is at most [`quiet_steps`](Policy::quiet_steps).
+    fn pass_quietly(&mut self, steps: u64) {
+        debug_assert_eq!(steps, 0, "a policy with quiet steps passes them itself");
+    }
+
+    /// A key of the whole state: two policies of one configuration that have the same one behave alike from here on.
+    fn fingerprint(&self) -> [u64; 2] {
+        use std::hash::{Hash, Hasher};
+        let text = format!("{self:?}");
+        [0u8, 1].map(|salt| {
+            let mut hasher = std::hash::DefaultHasher::new();
+            (salt, &text).hash(&mut hasher);
+            hasher.finish()
+        })
+    }
+
     /// The state as the original checkpoints it.
     fn save(&self) -> State;
 
@@ -131,7 +153,9 @@ impl Clone for Box<dyn Policy> {
 #[non_exhaustive]
 pub enum PolicyError {
     /// No policy has this name.
-    #[error("parsing policy \"{text}\": found the name \"{found}\", expected {expected}; `gradscale policies` lists all")]
+    #[error(
+        "parsing policy \"{text}\": found the name \"{found}\", expected {expected}; `gradscale policies` lists all"
+    )]
     UnknownPolicy {
         /// The user's whole text.
         text: String,
@@ -141,7 +165,9 @@ pub enum PolicyError {
         expected: String,
     },
     /// A setting is not of the form `key=value`.
-    #[error("parsing policy \"{text}\": found \"{found}\", expected key=value such as growth_interval=500; settings are separated by commas")]
+    #[error(
+        "parsing policy \"{text}\": found \"{found}\", expected key=value such as growth_interval=500; settings are separated by commas"
+    )]
     NotASetting {
         /// The user's whole text.
         text: String,
@@ -149,7 +175,9 @@ pub enum PolicyError {
         found: String,
     },
     /// The policy has no such key.
-    #[error("configuring policy \"{policy}\": found the key \"{found}\", expected {expected}; `gradscale policies {policy}` explains them")]
+    #[error(
+        "configuring policy \"{policy}\": found the key \"{found}\", expected {expected}; `gradscale policies {policy}` explains them"
+    )]
     UnknownKey {
         /// The policy's name.
         policy: String,
@@ -159,7 +187,9 @@ pub enum PolicyError {
         expected: String,
     },
     /// A key was given twice, perhaps once under another of its names.
-    #[error("configuring policy \"{policy}\": found \"{key}\" twice, expected it once; leave one out")]
+    #[error(
+        "configuring policy \"{policy}\": found \"{key}\" twice, expected it once; leave one out"
+    )]
     RepeatedKey {
         /// The policy's name.
         policy: String,
@@ -167,7 +197,9 @@ pub enum PolicyError {
         key: String,
     },
     /// A key's value cannot be used.
-    #[error("configuring policy \"{policy}\", key \"{key}\": found \"{found}\", expected {expected}; `gradscale policies {policy}` gives the defaults")]
+    #[error(
+        "configuring policy \"{policy}\", key \"{key}\": found \"{found}\", expected {expected}; `gradscale policies {policy}` gives the defaults"
+    )]
     BadValue {
         /// The policy's name.
         policy: String,
@@ -179,7 +211,9 @@ pub enum PolicyError {
         expected: String,
     },
     /// A saved state lacks a field or has one of another type.
-    #[error("loading a state into policy \"{policy}\", field \"{field}\": found {found}, expected {expected}; load a state that the same policy saved")]
+    #[error(
+        "loading a state into policy \"{policy}\", field \"{field}\": found {found}, expected {expected}; load a state that the same policy saved"
+    )]
     BadState {
         /// The policy's name.
         policy: &'static str,

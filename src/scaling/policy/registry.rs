@@ -127,12 +127,28 @@ impl Kind {
     pub fn expected(&self) -> String {
         match self {
             Kind::Scale => "a positive finite number such as 65536 or 2^16".to_owned(),
-            Kind::OptionalScale => "a positive finite number such as 65536 or 2^16, or none".to_owned(),
-            Kind::ScaleOrDynamic => "dynamic, or a positive finite number such as 128 or 2^7".to_owned(),
-            Kind::Between(low, high) if high.is_infinite() => format!("a finite number above {}", Value::Real(*low)),
-            Kind::Between(low, high) => format!("a number above {} and below {}", Value::Real(*low), Value::Real(*high)),
-            Kind::Within(low, high) if high.is_infinite() => format!("a finite number, at least {}", Value::Real(*low)),
-            Kind::Within(low, high) => format!("a number from {} to {}", Value::Real(*low), Value::Real(*high)),
+            Kind::OptionalScale => {
+                "a positive finite number such as 65536 or 2^16, or none".to_owned()
+            }
+            Kind::ScaleOrDynamic => {
+                "dynamic, or a positive finite number such as 128 or 2^7".to_owned()
+            }
+            Kind::Between(low, high) if high.is_infinite() => {
+                format!("a finite number above {}", Value::Real(*low))
+            }
+            Kind::Between(low, high) => format!(
+                "a number above {} and below {}",
+                Value::Real(*low),
+                Value::Real(*high)
+            ),
+            Kind::Within(low, high) if high.is_infinite() => {
+                format!("a finite number, at least {}", Value::Real(*low))
+            }
+            Kind::Within(low, high) => format!(
+                "a number from {} to {}",
+                Value::Real(*low),
+                Value::Real(*high)
+            ),
             Kind::Real => "a finite number".to_owned(),
             Kind::Integer { least: i64::MIN } => "a whole number".to_owned(),
             Kind::Integer { least } => format!("a whole number, at least {least}"),
@@ -176,8 +192,12 @@ impl Kind {
             Kind::OptionalScale => scale,
             Kind::ScaleOrDynamic if value == Value::Word("dynamic".into()) => Some(value),
             Kind::ScaleOrDynamic => scale,
-            Kind::Between(low, high) => real.filter(|x| x.is_finite() && x > low && x < high).map(Value::Real),
-            Kind::Within(low, high) => real.filter(|x| x.is_finite() && x >= low && x <= high).map(Value::Real),
+            Kind::Between(low, high) => real
+                .filter(|x| x.is_finite() && x > low && x < high)
+                .map(Value::Real),
+            Kind::Within(low, high) => real
+                .filter(|x| x.is_finite() && x >= low && x <= high)
+                .map(Value::Real),
             Kind::Real => real.filter(|x| x.is_finite()).map(Value::Real),
             Kind::Integer { least } => integer.filter(|i| i >= least).map(Value::Integer),
             Kind::OptionalInteger if value == Value::None => Some(value),
@@ -200,9 +220,16 @@ impl Kind {
 fn number(text: &str) -> Option<f64> {
     let x = match text.split_once('^') {
         Some((base, power)) => {
-            let (base, power) = (base.trim().parse::<f64>().ok()?, power.trim().parse::<i32>().ok()?);
+            let (base, power) = (
+                base.trim().parse::<f64>().ok()?,
+                power.trim().parse::<i32>().ok()?,
+            );
             // Rust's powi may round differently for tiny powers; 2^k is built exactly down to 2^-1074.
-            if base == 2.0 { exp2(power) } else { base.powi(power) }
+            if base == 2.0 {
+                exp2(power)
+            } else {
+                base.powi(power)
+            }
         }
         None => text.parse().ok()?,
     };
@@ -238,7 +265,13 @@ pub struct Key {
 
 impl Key {
     /// A key whose class and framework agree on the default.
-    pub(crate) const fn new(name: &'static str, also: &'static [&'static str], kind: Kind, default: Value, about: &'static str) -> Key {
+    pub(crate) const fn new(
+        name: &'static str,
+        also: &'static [&'static str],
+        kind: Kind,
+        default: Value,
+        about: &'static str,
+    ) -> Key {
         // `Value` has no const clone: the two real kinds and integers cover every shared default.
         let class = match &default {
             Value::None => Value::None,
@@ -248,7 +281,14 @@ impl Key {
             Value::Word(Cow::Borrowed(w)) => Value::Word(Cow::Borrowed(w)),
             Value::Word(Cow::Owned(_)) => Value::None,
         };
-        Key { name, also, kind, class: Some(class), framework: default, about }
+        Key {
+            name,
+            also,
+            kind,
+            class: Some(class),
+            framework: default,
+            about,
+        }
     }
 
     /// A key with one default in the class and another in the framework.
@@ -260,7 +300,14 @@ impl Key {
         framework: Value,
         about: &'static str,
     ) -> Key {
-        Key { name, also, kind, class: Some(class), framework, about }
+        Key {
+            name,
+            also,
+            kind,
+            class: Some(class),
+            framework,
+            about,
+        }
     }
 
     /// A key that the class makes mandatory.
@@ -271,7 +318,14 @@ impl Key {
         framework: Value,
         about: &'static str,
     ) -> Key {
-        Key { name, also, kind, class: None, framework, about }
+        Key {
+            name,
+            also,
+            kind,
+            class: None,
+            framework,
+            about,
+        }
     }
 
     /// Whether `name` is one of this key's names.
@@ -323,12 +377,19 @@ pub struct PolicyInfo {
 impl PolicyInfo {
     /// The name that JSON uses: `pytorch` for `torch-amp`, else [`name`](PolicyInfo::name).
     pub fn json_name(&self) -> &'static str {
-        if self.name == "torch-amp" { "pytorch" } else { self.name }
+        if self.name == "torch-amp" {
+            "pytorch"
+        } else {
+            self.name
+        }
     }
 
     /// The key that goes by this name.
     pub fn key(&self, name: &str) -> Option<&'static Key> {
-        self.keys.iter().find(|k| k.name == name).or_else(|| self.keys.iter().find(|k| k.is_called(name)))
+        self.keys
+            .iter()
+            .find(|k| k.name == name)
+            .or_else(|| self.keys.iter().find(|k| k.is_called(name)))
     }
 }
 
@@ -342,7 +403,8 @@ pub(crate) struct Settings<'a> {
 impl Settings<'_> {
     fn value(&self, key: &str) -> &Value {
         let at = self.info.keys.iter().position(|k| k.name == key);
-        at.and_then(|i| self.values.get(i)).expect("a policy asks only for keys of its own table")
+        at.and_then(|i| self.values.get(i))
+            .expect("a policy asks only for keys of its own table")
     }
 
     pub fn f64(&self, key: &str) -> f64 {
@@ -356,7 +418,11 @@ impl Settings<'_> {
     /// The number rounded to f32; refused where that is no longer positive and finite.
     pub fn f32(&self, key: &str) -> Result<f32, PolicyError> {
         let x = self.f64(key) as f32;
-        if x.is_finite() && x > 0.0 { Ok(x) } else { Err(self.bad(key, "a number that f32 holds as positive and finite")) }
+        if x.is_finite() && x > 0.0 {
+            Ok(x)
+        } else {
+            Err(self.bad(key, "a number that f32 holds as positive and finite"))
+        }
     }
 
     pub fn optional(&self, key: &str) -> Option<f64> {
@@ -408,11 +474,17 @@ pub fn policies() -> &'static [&'static PolicyInfo] {
 
 /// The policy of this name or alias.
 pub fn find(name: &str) -> Option<&'static PolicyInfo> {
-    policies().iter().copied().find(|p| p.name == name || p.aliases.contains(&name))
+    policies()
+        .iter()
+        .copied()
+        .find(|p| p.name == name || p.aliases.contains(&name))
 }
 
 /// The candidates nearest to what was written, best first, as words: `"pytorch" (did you mean it?)`.
-pub(crate) fn nearest<'a>(found: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(
+    found: &str,
+    candidates: impl Iterator<Item = &'a str>,
+) -> Option<&'a str> {
     candidates
         .map(|c| (distance(found, c), c))
         .min_by_key(|(d, _)| *d)
@@ -423,7 +495,10 @@ pub(crate) fn nearest<'a>(found: &str, candidates: impl Iterator<Item = &'a str>
 
 /// Edit distance over bytes; text beyond 64 bytes is cut, it resembles no name of ours.
 fn distance(a: &str, b: &str) -> usize {
-    let (a, b) = (&a.as_bytes()[..a.len().min(64)], &b.as_bytes()[..b.len().min(64)]);
+    let (a, b) = (
+        &a.as_bytes()[..a.len().min(64)],
+        &b.as_bytes()[..b.len().min(64)],
+    );
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.iter().enumerate() {
         let mut diagonal = row[0];

@@ -84,14 +84,50 @@ impl Policy for TorchAmp {
         if observed.found_inf {
             self.scale = (f64::from(self.scale) * self.backoff_factor) as f32;
             self.growth_tracker = 0;
-            return Ok(Update { skipped: true, change: Change::BackedOff });
+            return Ok(Update {
+                skipped: true,
+                change: Change::BackedOff,
+            });
         }
         // unscale_ multiplies by the f64 reciprocal rounded to f32.
         if ((1.0 / f64::from(self.scale)) as f32).is_infinite() {
             self.steps_that_wrote_nonfinite_params += 1;
         }
-        let change = grow(&mut self.scale, &mut self.growth_tracker, self.growth_factor, interval);
-        Ok(Update { skipped: false, change })
+        let change = grow(
+            &mut self.scale,
+            &mut self.growth_tracker,
+            self.growth_factor,
+            interval,
+        );
+        Ok(Update {
+            skipped: false,
+            change,
+        })
+    }
+
+    fn quiet_steps(&self) -> u64 {
+        match self.growth_interval {
+            // The inverse of a smaller scale is infinite, and a clean step then writes into the weights.
+            Some(interval) if self.scale > 2f32.powi(-127) => {
+                let left = interval
+                    .saturating_sub(1)
+                    .saturating_sub(self.growth_tracker);
+                if left < 0 {
+                    i64::MAX as u64
+                } else {
+                    left as u64
+                }
+            }
+            _ => 0,
+        }
+    }
+
+    fn pass_quietly(&mut self, steps: u64) {
+        self.growth_tracker += steps as i64;
+    }
+
+    fn fingerprint(&self) -> [u64; 2] {
+        [self.scale.to_bits().into(), self.growth_tracker as u64]
     }
 
     fn save(&self) -> State {
@@ -99,7 +135,10 @@ impl Policy for TorchAmp {
             ("scale", number(self.scale.into())),
             ("growth_factor", number(self.growth_factor)),
             ("backoff_factor", number(self.backoff_factor)),
-            ("growth_interval", self.growth_interval.map_or(Json::Null, Json::from)),
+            (
+                "growth_interval",
+                self.growth_interval.map_or(Json::Null, Json::from),
+            ),
             ("_growth_tracker", self.growth_tracker.into()),
         ])
     }
@@ -121,7 +160,10 @@ impl Policy for TorchAmp {
         state([
             ("scale", number(self.scale.into())),
             ("growth_tracker", self.growth_tracker.into()),
-            ("steps_that_wrote_nonfinite_params", self.steps_that_wrote_nonfinite_params.into()),
+            (
+                "steps_that_wrote_nonfinite_params",
+                self.steps_that_wrote_nonfinite_params.into(),
+            ),
         ])
     }
 
@@ -131,7 +173,12 @@ impl Policy for TorchAmp {
 }
 
 /// A clean step of `_amp_update_scale_`: equality with the interval, and a growth that must stay finite.
-pub(super) fn grow(scale: &mut f32, growth_tracker: &mut i64, growth_factor: f64, interval: i64) -> Change {
+pub(super) fn grow(
+    scale: &mut f32,
+    growth_tracker: &mut i64,
+    growth_factor: f64,
+    interval: i64,
+) -> Change {
     if *growth_tracker + 1 != interval {
         *growth_tracker += 1;
         return Change::Kept;

@@ -1,0 +1,220 @@
+//! Every growth interval replayed over one run, and the rule that picks one.
+
+use super::policy::{Defaults, PolicyError, PolicySpec};
+use super::simulate::{Cost, Timeline, cost, simulate};
+use super::{Measure, Run};
+use crate::float::exp2;
+use rayon::prelude::*;
+
+/// What one growth interval costs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Candidate {
+    /// The interval.
+    pub growth_interval: u64,
+    /// Its replay.
+    pub cost: Cost,
+    /// Least and most skips where the record leaves steps undecided; equal otherwise.
+    pub skipped_bounds: (u64, u64),
+    /// The 95 % interval of J, where it was computed.
+    pub confidence: Option<(f64, f64)>,
+}
+
+/// How intervals are judged.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Rule {
+    /// As good as the least J, up to a tolerance.
+    LostUpdate {
+        /// How J weighs what is flushed.
+        measure: Measure,
+        /// Of an update: 0.0005 is one in 2000.
+        tolerance: f64,
+    },
+    /// Skips (not those of the start-up, nor those of any scale) within a share of the steps: what amax alone can carry.
+    SkipBudget {
+        /// Of the steps.
+        budget: f64,
+    },
+}
+
+/// The intervals of one policy, judged.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Choice {
+    /// All intervals that were replayed, ascending. The last stands for every larger one where it never grows.
+    pub candidates: Vec<Candidate>,
+    /// Index of the recommended one.
+    pub recommended: usize,
+    /// Index of the policy's default.
+    pub default: usize,
+    /// The stretch of as-good intervals around the recommended one.
+    pub low: u64,
+    /// Its upper end; `None` where no upper limit was seen.
+    pub high: Option<u64>,
+    /// Whether the default is as good.
+    pub default_is_fine: bool,
+    /// Whether any interval keeps the budget; the least skips were taken where none does.
+    pub any_fits: bool,
+}
+
+impl Choice {
+    /// The recommended candidate.
+    pub fn recommended(&self) -> &Candidate {
+        &self.candidates[self.recommended]
+    }
+
+    /// The default's candidate.
+    pub fn default(&self) -> &Candidate {
+        &self.candidates[self.default]
+    }
+
+    /// The candidate that stands for an interval.
+    pub fn at(&self, growth_interval: u64) -> &Candidate {
+        let place = self
+            .candidates
+            .partition_point(|c| c.growth_interval <= growth_interval);
+        &self.candidates[place.saturating_sub(1)]
+    }
+}
+
+/// Intervals of a censored run are replayed with bounds, which is dear: these only.
+fn grid(longest: u64, default: u64) -> Vec<u64> {
+    let mut grid: Vec<u64> = (0..)
+        .map(|i| (2f64.powf(f64::from(i) / 3.0)).round() as u64)
+        .take_while(|&n| n < longest)
+        .collect();
+    grid.extend([100, 500, 1000, 2000, default, longest]);
+    grid.retain(|&n| (1..=longest).contains(&n));
+    grid.sort_unstable();
+    grid.dedup();
+    grid
+}
+
+/// Replays `spec` with every growth interval from 1 to max(T, default) and picks one by `rule`.
+///
+/// A replay that never grows is the replay of every larger interval, so the sweep ends there.
+///
+/// # Errors
+/// When the policy has no growth interval.
+pub fn choose(
+    timeline: &Timeline<'_>,
+    spec: &PolicySpec,
+    rule: Rule,
+) -> Result<Choice, PolicyError> {
+    let run = timeline.run();
+    let default = spec.growth_interval(Defaults::Framework).unwrap_or(2000);
+    let longest = run.len().max(default).max(1);
+    let replay = |n: u64| -> Result<Candidate, PolicyError> {
+        let policy = spec
+            .with("growth_interval", n as i64)?
+            .build(Defaults::Framework)?;
+        let cost = cost(timeline, policy.as_ref());
+        let bounds = if cost.undecided {
+            let bounds = simulate(timeline, policy.as_ref()).skipped;
+            (bounds.low, bounds.high)
+        } else {
+            (cost.skipped, cost.skipped)
+        };
+        Ok(Candidate {
+            growth_interval: n,
+            cost,
+            skipped_bounds: bounds,
+            confidence: None,
+        })
+    };
+    let mut candidates: Vec<Candidate> = Vec::new();
+    if run.censored() {
+        candidates = grid(longest, default)
+            .into_par_iter()
+            .map(replay)
+            .collect::<Result<_, _>>()?;
+    } else {
+        // In batches, so that the sweep can end early; the batch's size does not reach the result.
+        let mut next = 1;
+        while next <= longest {
+            let batch: Vec<Candidate> = (next..=longest.min(next + 511))
+                .into_par_iter()
+                .map(replay)
+                .collect::<Result<_, _>>()?;
+            next += 512;
+            let end = batch.iter().position(|c| c.cost.growths == 0);
+            candidates.extend(
+                batch
+                    .into_iter()
+                    .take(end.map_or(usize::MAX, |end| end + 1)),
+            );
+            if end.is_some() {
+                break;
+            }
+        }
+    }
+    let default_at = candidates
+        .partition_point(|c| c.growth_interval <= default)
+        .saturating_sub(1);
+    let steps = run.len().max(1) as f64;
+    let late_skips = |c: &Candidate| {
+        // Judged at the worse end of the bounds.
+        let extra = c.skipped_bounds.1.saturating_sub(c.cost.skipped);
+        (c.cost.skipped_by_interval() + extra) as f64 / steps
+    };
+    let badness: Vec<f64> = match rule {
+        Rule::LostUpdate { measure, .. } => candidates.iter().map(|c| c.cost.j(measure)).collect(),
+        Rule::SkipBudget { .. } => candidates.iter().map(late_skips).collect(),
+    };
+    let least = badness.iter().copied().fold(f64::INFINITY, f64::min);
+    let limit = match rule {
+        Rule::LostUpdate { tolerance, .. } => least + tolerance,
+        Rule::SkipBudget { budget } => budget,
+    };
+    let any_fits = least <= limit;
+    let limit = limit.max(least);
+    let good: Vec<bool> = badness.iter().map(|&b| b <= limit).collect();
+    let distance = |c: &Candidate| (c.growth_interval as f64 / default as f64).log2().abs();
+    let recommended = if good[default_at] {
+        default_at
+    } else {
+        (0..candidates.len())
+            .filter(|&i| good[i])
+            .min_by(|&a, &b| distance(&candidates[a]).total_cmp(&distance(&candidates[b])))
+            .unwrap_or(default_at)
+    };
+    let first = (0..=recommended)
+        .rev()
+        .take_while(|&i| good[i])
+        .last()
+        .unwrap_or(recommended);
+    let last = (recommended..candidates.len())
+        .take_while(|&i| good[i])
+        .last()
+        .unwrap_or(recommended);
+    Ok(Choice {
+        recommended,
+        default: default_at,
+        low: candidates[first].growth_interval,
+        high: (last + 1 < candidates.len()).then(|| candidates[last].growth_interval),
+        default_is_fine: good[default_at] && any_fits,
+        any_fits,
+        candidates,
+    })
+}
+
+/// The cost of every static power-of-two scale from 2^-24 to 2^60, ascending.
+pub fn static_scales(timeline: &Timeline<'_>) -> Result<Vec<(f64, Cost)>, PolicyError> {
+    let spec = PolicySpec::named("static")?;
+    (-24..=60)
+        .into_par_iter()
+        .map(|exponent| {
+            let scale = exp2(exponent);
+            let policy = spec.with("scale", scale)?.build(Defaults::Framework)?;
+            Ok((scale, cost(timeline, policy.as_ref())))
+        })
+        .collect()
+}
+
+/// log2 of how far the run's amax lies below the first overflow at `scale`: its least headroom over the steps that do
+/// not overflow at any scale.
+pub fn headroom_log2(run: &Run, scale: f64) -> Option<f64> {
+    run.limits
+        .iter()
+        .filter(|limits| !limits.is_always() && limits.overflow_from.is_finite())
+        .map(|limits| (f64::from(limits.overflow_from) / scale).log2())
+        .reduce(f64::min)
+}
