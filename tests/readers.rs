@@ -1,0 +1,6 @@
+//! The readers of dumps: values against brute force, hostile files against clean refusals.
+
+#[path = "cases/counts.rs"]
+mod counts;
+#[path = "cases/dumps.rs"]
+mod dumps;
