@@ -16,9 +16,12 @@
 //!                                         '-----------> plot, report <---------'
 //! ```
 
+pub mod analysis;
 pub mod atomic;
 pub mod float;
 pub mod gradients;
+pub mod input;
+pub mod report;
 pub mod scaling;
 pub mod tally;
 pub mod warning;

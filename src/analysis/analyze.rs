@@ -1,0 +1,466 @@
+//! The analysis of one or several inputs, group by group.
+
+use super::raw::{Errors, Raw, RawRate};
+use crate::float::{Format, exact_log2, exp2};
+use crate::gradients::{self, Chunk, Dump, GradientsError, OpenDump};
+use crate::input::{Input, InputError, Progress};
+use crate::tally::{Accumulator, Capture, Captured, Lost, Outcomes, Replayed, Sketch, WhyNotExact};
+use crate::warning::{Kind, Warning};
+use rayon::prelude::*;
+use std::collections::BTreeMap;
+
+/// What is kept apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum By {
+    /// Nothing: one group a run.
+    #[default]
+    All,
+    /// One group a tensor name, steps merged.
+    Tensor,
+    /// One group a step, tensors merged.
+    Step,
+}
+
+/// How to analyze.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The format that gradients are rounded to.
+    pub format: Format,
+    /// The scales, as the f32 values that are multiplied by.
+    pub scales: Vec<f32>,
+    /// What is kept apart.
+    pub by: By,
+    /// Whether rounding errors are wanted; they need raw data.
+    pub errors: bool,
+    /// Whether subnormal results count as zero.
+    pub flush_subnormals: bool,
+}
+
+/// One group at one scale.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rate {
+    /// The scale that was multiplied by.
+    pub loss_scale: f32,
+    /// Counts; a point estimate where `why_not_exact` is set.
+    pub outcomes: Outcomes,
+    /// Least and most of each count, where the counts are no exact answer: of the data, or before it was captured.
+    pub bounds: Option<(Outcomes, Outcomes)>,
+    /// What was flushed.
+    pub lost: Lost,
+    /// `None` where the counts are exact for the numbers given.
+    pub why_not_exact: Option<WhyNotExact>,
+    /// Rounding errors, where they were asked for and raw data was there.
+    pub errors: Option<Errors>,
+}
+
+/// Some elements of a run that belong together.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Group {
+    /// Index of the input.
+    pub run: usize,
+    /// The tensor, where groups are by tensor.
+    pub tensor: Option<String>,
+    /// The step, where groups are by step and it is known.
+    pub step: Option<u64>,
+    /// All its elements.
+    pub sketch: Sketch,
+    /// Whether its tensors were captured in FP16.
+    pub captured: Captured,
+    /// One entry a scale.
+    pub rates: Vec<Rate>,
+}
+
+/// What an input was.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InputSummary {
+    /// Its path, as given.
+    pub path: String,
+    /// Its kind's word.
+    pub kind: String,
+    /// Distinct tensors.
+    pub tensors: u64,
+    /// Elements, all steps and ranks together.
+    pub elements: u64,
+}
+
+/// The whole answer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Analysis {
+    /// The format.
+    pub format: Format,
+    /// The inputs, in order.
+    pub inputs: Vec<InputSummary>,
+    /// The groups, by input, then step or tensor.
+    pub groups: Vec<Group>,
+    /// What to know.
+    pub warnings: Vec<Warning>,
+}
+
+/// A group being filled.
+struct Filling {
+    sketch: Sketch,
+    raw: Option<Raw>,
+    captures: BTreeMap<String, Capture>,
+}
+
+type Key = (Option<u64>, Option<String>);
+
+/// Analyzes inputs; each is a run of its own.
+///
+/// # Errors
+/// When an input cannot be read, or holds no gradients (a series has only amax).
+pub fn analyze(
+    inputs: &[Input],
+    options: &Options,
+    reading: &gradients::Options,
+    progress: &dyn Progress,
+) -> Result<Analysis, InputError> {
+    let mut analysis = Analysis {
+        format: options.format,
+        inputs: Vec::new(),
+        groups: Vec::new(),
+        warnings: Vec::new(),
+    };
+    for (run, input) in inputs.iter().enumerate() {
+        let mut groups: BTreeMap<Key, Filling> = BTreeMap::new();
+        match input {
+            Input::Dump(dumps) => {
+                for dump in dumps {
+                    read_dump(
+                        dump,
+                        options,
+                        reading,
+                        &mut groups,
+                        &mut analysis.warnings,
+                        progress,
+                    )?;
+                }
+            }
+            Input::Trace(trace) => {
+                for sample in &trace.trace.samples {
+                    let step = trace.trace.steps[sample.row].step;
+                    for (tensor, sketch) in trace.trace.tensors.iter().zip(&sample.sketches) {
+                        if sketch.elements() > 0 && reading.selects(&tensor.name) {
+                            fill(&mut groups, options, Some(step), &tensor.name, sketch, None);
+                        }
+                    }
+                }
+                analysis.warnings.extend(trace.warnings.iter().cloned());
+            }
+            Input::Series { path, .. } => {
+                return Err(InputError::NoGradients { path: path.clone() });
+            }
+        }
+        let names: std::collections::BTreeSet<&String> = groups
+            .values()
+            .flat_map(|filling| filling.captures.keys())
+            .collect();
+        analysis.inputs.push(InputSummary {
+            path: input.label(),
+            kind: input.kind().to_owned(),
+            tensors: names.len() as u64,
+            elements: groups
+                .values()
+                .map(|filling| filling.sketch.elements())
+                .sum(),
+        });
+        if groups.is_empty() && options.by == By::All {
+            let nothing = Filling {
+                sketch: Sketch::default(),
+                raw: None,
+                captures: BTreeMap::new(),
+            };
+            groups.insert((None, None), nothing);
+        }
+        warn_captured(&groups, &mut analysis.warnings);
+        let raw_data = matches!(input, Input::Dump(_));
+        let finished = groups
+            .into_iter()
+            .map(|((step, tensor), filling)| finish(run, step, tensor, filling, options));
+        analysis.groups.extend(finished);
+        if options.errors && !raw_data {
+            analysis.warnings.push(Warning::new(
+                Kind::NotExact,
+                format!(
+                    "{} holds sketches, not the gradients themselves",
+                    input.label()
+                ),
+                "rounding errors need raw data and are left out",
+                "a dump of the gradients (.safetensors, .npy, .pt)",
+            ));
+        }
+    }
+    Ok(analysis)
+}
+
+/// Whether the elements themselves are needed: for errors, and where a sketch may not be exact.
+fn needs_raw(options: &Options) -> bool {
+    let double_rounding = |scale: f32| options.format.min_exponent <= -126 && scale < 1.0;
+    options.errors
+        || options
+            .scales
+            .iter()
+            .any(|&scale| exact_log2(scale.into()).is_none() || double_rounding(scale))
+}
+
+fn read_dump(
+    dump: &Dump,
+    options: &Options,
+    reading: &gradients::Options,
+    groups: &mut BTreeMap<Key, Filling>,
+    warnings: &mut Vec<Warning>,
+    progress: &dyn Progress,
+) -> Result<(), InputError> {
+    let mut left_out: BTreeMap<String, (u64, String)> = BTreeMap::new();
+    let files: u64 = dump
+        .steps()
+        .iter()
+        .map(|step| step.files.len() as u64)
+        .sum();
+    progress.begin("reading", files);
+    for step in dump.steps() {
+        for file in &step.files {
+            let open = file.open(reading)?;
+            let step = step.step.or(open.step());
+            for skipped in open.skipped() {
+                let entry = left_out
+                    .entry(format!("{}: {}", skipped.dtype, skipped.why))
+                    .or_default();
+                entry.0 += 1;
+                entry.1.clone_from(&skipped.name);
+            }
+            // Tensors side by side, joined in their order: the result does not depend on the threads.
+            let done: Vec<(Sketch, Option<Raw>)> = (0..open.tensors().len())
+                .into_par_iter()
+                .map(|tensor| read_tensor(&open, tensor, options))
+                .collect::<Result<_, GradientsError>>()?;
+            for (meta, (sketch, raw)) in open.tensors().iter().zip(done) {
+                fill(groups, options, step, &meta.name, &sketch, raw);
+            }
+            progress.advance(1);
+        }
+    }
+    progress.end();
+    for (what, (count, name)) in left_out {
+        warnings.push(Warning::new(
+            Kind::TensorsLeftOut,
+            format!(
+                "{count} tensors left out in {}, such as {name:?} ({what})",
+                dump.path().display()
+            ),
+            "they are no gradients, and count nowhere",
+            "nothing, if that is so",
+        ));
+    }
+    for path in dump.left_out().iter().chain(dump.missing_shards()) {
+        warnings.push(Warning::new(
+            Kind::PassedOver,
+            format!("{} was not read", path.display()),
+            "part of the run may be missing",
+            "--step-pattern, or name the file itself",
+        ));
+    }
+    Ok(())
+}
+
+fn read_tensor(
+    open: &OpenDump,
+    tensor: usize,
+    options: &Options,
+) -> Result<(Sketch, Option<Raw>), GradientsError> {
+    let mut raw = needs_raw(options).then(|| {
+        Raw::new(
+            options.format,
+            &options.scales,
+            options.flush_subnormals,
+            options.errors,
+        )
+    });
+    let divisor = open.dump_scale()?;
+    let mut accumulator = Accumulator::new();
+    let mut widened = Vec::new();
+    open.read(tensor, &mut |chunk| {
+        let values = unscaled(chunk, divisor, &mut widened);
+        accumulator.add(values);
+        if let Some(raw) = &mut raw {
+            raw.add(values);
+        }
+    })?;
+    Ok((accumulator.finish(), raw))
+}
+
+/// The chunk as f32, its loss scale divided out.
+pub(crate) fn unscaled<'a>(
+    chunk: Chunk<'a>,
+    divisor: Option<f64>,
+    buffer: &'a mut Vec<f32>,
+) -> &'a [f32] {
+    if let (Chunk::F32(values), None) = (chunk, divisor) {
+        return values;
+    }
+    buffer.clear();
+    match chunk {
+        Chunk::F32(values) => buffer.extend_from_slice(values),
+        Chunk::F16(values) => buffer.extend(values.iter().map(|x| x.to_f32())),
+        Chunk::Bf16(values) => buffer.extend(values.iter().map(|x| x.to_f32())),
+    }
+    if let Some(divisor) = divisor {
+        for value in buffer.iter_mut() {
+            *value = (f64::from(*value) / divisor) as f32;
+        }
+    }
+    buffer
+}
+
+fn fill(
+    groups: &mut BTreeMap<Key, Filling>,
+    options: &Options,
+    step: Option<u64>,
+    name: &str,
+    sketch: &Sketch,
+    raw: Option<Raw>,
+) {
+    let key = match options.by {
+        By::All => (None, None),
+        By::Tensor => (None, Some(name.to_owned())),
+        By::Step => (step, None),
+    };
+    let capture = Capture::of(sketch);
+    let filling = groups.entry(key).or_insert_with(|| Filling {
+        sketch: Sketch::default(),
+        raw: raw.is_some().then(|| {
+            Raw::new(
+                options.format,
+                &options.scales,
+                options.flush_subnormals,
+                options.errors,
+            )
+        }),
+        captures: BTreeMap::new(),
+    });
+    filling.sketch.merge(sketch);
+    if let (Some(all), Some(raw)) = (&mut filling.raw, &raw) {
+        all.merge(raw);
+    }
+    match filling.captures.get_mut(name) {
+        Some(seen) => *seen = seen.and(capture),
+        None => {
+            filling.captures.insert(name.to_owned(), capture);
+        }
+    }
+}
+
+fn warn_captured(groups: &BTreeMap<Key, Filling>, warnings: &mut Vec<Warning>) {
+    let mut tensors: BTreeMap<&str, Capture> = BTreeMap::new();
+    for filling in groups.values() {
+        for (name, &capture) in &filling.captures {
+            tensors
+                .entry(name)
+                .and_modify(|seen| *seen = seen.and(capture))
+                .or_insert(capture);
+        }
+    }
+    let total = tensors.len();
+    let all = Captured::over(tensors.into_values());
+    let Some(lowest_bit) = all.lowest_bit.filter(|_| all.believed()) else {
+        return;
+    };
+    warnings.push(Warning::new(
+        Kind::CapturedInFp16,
+        format!(
+            "{} of {total} tensors look captured in FP16, at a scale of at least {}",
+            all.fp16_tensors,
+            exp2(-24 - lowest_bit)
+        ),
+        "some of their zeros are underflows that happened before the capture, and scales are relative to the dump's own",
+        "--dump-scale S if the values still carry the loss scale; an FP32 run or a probe to see what was flushed",
+    ));
+}
+
+fn finish(
+    run: usize,
+    step: Option<u64>,
+    tensor: Option<String>,
+    filling: Filling,
+    options: &Options,
+) -> Group {
+    let Filling {
+        sketch,
+        raw,
+        captures,
+    } = filling;
+    let captured = Captured::over(captures.into_values());
+    let raw: Vec<Option<RawRate>> = match raw {
+        Some(raw) => raw.rates().into_iter().map(Some).collect(),
+        None => vec![None; options.scales.len()],
+    };
+    let rates = options
+        .scales
+        .iter()
+        .zip(raw)
+        .map(|(&scale, raw)| {
+            let replayed = sketch.replay(options.format, scale, options.flush_subnormals);
+            rate(&sketch, &captured, replayed, raw)
+        })
+        .collect();
+    Group {
+        run,
+        tensor,
+        step,
+        sketch,
+        captured,
+        rates,
+    }
+}
+
+fn rate(sketch: &Sketch, captured: &Captured, replayed: Replayed, raw: Option<RawRate>) -> Rate {
+    let Replayed {
+        loss_scale,
+        mut outcomes,
+        bounds,
+        mut lost,
+        mut why_not_exact,
+    } = replayed;
+    let mut bounds = why_not_exact.map(|_| bounds);
+    let errors = raw.and_then(|raw| raw.errors);
+    if let Some(raw) = raw
+        && why_not_exact.is_some()
+    {
+        outcomes = Outcomes {
+            zero_in: outcomes.zero_in,
+            nonfinite_in: outcomes.nonfinite_in,
+            ..raw.outcomes
+        };
+        lost = raw.lost;
+        why_not_exact = None;
+        bounds = None;
+    }
+    if let Some(scale) = captured.scale_at_least() {
+        // Some zeros are underflows of the capture. Below its scale the tie itself may have been on either side.
+        let (mut low, mut high) = bounds.unwrap_or((outcomes, outcomes));
+        if f64::from(loss_scale) < scale {
+            low.underflow_to_zero -= sketch.at_the_tie(loss_scale).min(low.underflow_to_zero);
+        }
+        high.underflow_to_zero += sketch.zeros();
+        bounds = Some((low, high));
+    }
+    Rate {
+        loss_scale,
+        outcomes,
+        bounds,
+        lost,
+        why_not_exact,
+        errors,
+    }
+}
+
+impl Sketch {
+    /// Elements that a power-of-two scale puts exactly on FP16's underflow tie, 2^-25.
+    fn at_the_tie(&self, loss_scale: f32) -> u64 {
+        let Some(log2) = exact_log2(loss_scale.into()) else {
+            return 0;
+        };
+        let at = |bin: &&crate::tally::Bin| bin.sub_bin() == 0 && bin.exponent() == -25 - log2;
+        self.bins().iter().find(at).map_or(0, |bin| bin.count)
+    }
+}

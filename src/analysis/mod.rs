@@ -1,0 +1,12 @@
+//! What each scale does to a dump or a trace: outcomes, norms lost, rounding errors, group by group.
+//!
+//! Each input is one run. Its tensors are sketched on the way through (one pass, bounded memory) and merged into groups:
+//! everything, by tensor or by step. A sketch answers every power-of-two scale exactly; other scales, and the rounding
+//! errors, need the elements themselves, which [`Raw`] replays in the same pass.
+
+mod analyze;
+mod raw;
+
+pub(crate) use analyze::unscaled;
+pub use analyze::{Analysis, By, Group, InputSummary, Options, Rate, analyze};
+pub use raw::{Errors, Raw, RawRate};

@@ -1,0 +1,374 @@
+//! What a path on the command line is: a dump, a trace, a series or a built-in run. Each input is one run.
+
+use crate::analysis::unscaled;
+use crate::gradients::{self, Dump, GradientsError};
+use crate::tally::series::{self, SeriesError};
+use crate::tally::store::{self, TraceError};
+use crate::tally::{Accumulator, Sample, Sketch, Step, TensorInfo, Trace, nonfinite};
+use crate::warning::{Kind, Warning};
+use rayon::prelude::*;
+use std::path::{Path, PathBuf};
+
+/// Long work reports to one of these; the command line turns it into a bar.
+pub trait Progress: Sync {
+    /// A piece of work of `total` parts begins.
+    fn begin(&self, what: &str, total: u64);
+    /// Some parts are done.
+    fn advance(&self, parts: u64);
+    /// The piece is done.
+    fn end(&self);
+}
+
+/// Reports nothing.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Silent;
+
+impl Progress for Silent {
+    fn begin(&self, _: &str, _: u64) {}
+    fn advance(&self, _: u64) {}
+    fn end(&self) {}
+}
+
+/// A trace with where it came from and what was noticed.
+#[derive(Debug, Clone)]
+pub struct NamedTrace {
+    /// The path, or the built-in run's name.
+    pub label: String,
+    /// The kind's word: `trace`, `series`, `dump` or `built-in`.
+    pub kind: &'static str,
+    /// The record.
+    pub trace: Trace,
+    /// What was noticed while reading.
+    pub warnings: Vec<Warning>,
+}
+
+/// One run.
+#[derive(Debug)]
+pub enum Input {
+    /// Dumps of one run; several where `--as-ranks` joined them.
+    Dump(Vec<Dump>),
+    /// A recorded trace.
+    Trace(Box<NamedTrace>),
+    /// A series; one trace a value of its `run` column.
+    Series {
+        /// The file.
+        path: PathBuf,
+        /// Its runs.
+        traces: Vec<Trace>,
+    },
+}
+
+/// Why an input cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum InputError {
+    /// A dump.
+    #[error(transparent)]
+    Gradients(#[from] GradientsError),
+    /// A trace.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    /// A series.
+    #[error(transparent)]
+    Series(#[from] SeriesError),
+    /// Two inputs that cannot be joined.
+    #[error("joining {second:?} to {first:?} as ranks: found {found}, expected inputs of one kind")]
+    Join {
+        /// The first.
+        first: String,
+        /// The second.
+        second: String,
+        /// What differs.
+        found: String,
+    },
+    /// A series where gradients are needed.
+    #[error(
+        "analyzing {path:?}: found a series, which holds only amax, expected gradients (a dump or a trace); recommend, simulate and report take a series"
+    )]
+    NoGradients {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A dump that says no steps where steps are needed.
+    #[error(
+        "reading dump {path:?}: found {found}, expected gradients of several steps; a directory of step files (step_000100.safetensors), a trace or a series carries steps"
+    )]
+    NoSteps {
+        /// The dump.
+        path: PathBuf,
+        /// What it holds.
+        found: String,
+    },
+}
+
+impl Input {
+    /// Finds out what `path` is and opens it. Dumps are opened only as far as their names.
+    ///
+    /// # Errors
+    /// When there is no such file, or it is nothing that can be read.
+    pub fn open(
+        path: &Path,
+        reading: &gradients::Options,
+        skip_bad: bool,
+    ) -> Result<Input, InputError> {
+        if path.is_dir() && store::is_trace(path) {
+            let (mut trace, passed) = store::read(path, skip_bad)?;
+            trace.retain_tensors(|name| reading.selects(name));
+            let mut warnings = Vec::new();
+            for leftover in passed.leftovers {
+                warnings.push(Warning::new(
+                    Kind::PassedOver,
+                    format!("{} is a chunk that was never finished", leftover.display()),
+                    "its writer was killed, and the steps in it are lost",
+                    "nothing, or remove the file",
+                ));
+            }
+            for (_, error) in passed.skipped {
+                warnings.push(Warning::new(
+                    Kind::PassedOver,
+                    error.to_string(),
+                    "its steps are missing",
+                    "without --skip-bad this ends the run",
+                ));
+            }
+            let label = path.display().to_string();
+            return Ok(Input::Trace(Box::new(NamedTrace {
+                label,
+                kind: "trace",
+                trace,
+                warnings,
+            })));
+        }
+        if !path.is_dir() && series::is_series(path) {
+            return Ok(Input::Series {
+                path: path.to_owned(),
+                traces: series::read(path)?,
+            });
+        }
+        Ok(Input::Dump(vec![Dump::open(path, reading)?]))
+    }
+
+    /// Joins inputs that are ranks of one run.
+    ///
+    /// # Errors
+    /// When they are of different kinds, or their records contradict each other.
+    pub fn join(inputs: Vec<Input>) -> Result<Input, InputError> {
+        let mut inputs = inputs.into_iter();
+        let Some(mut all) = inputs.next() else {
+            return Ok(Input::Dump(Vec::new()));
+        };
+        for next in inputs {
+            let (first, second) = (all.label(), next.label());
+            match (&mut all, next) {
+                (Input::Dump(dumps), Input::Dump(more)) => dumps.extend(more),
+                (Input::Trace(trace), Input::Trace(mut more)) => {
+                    more.trace.run_id.clone_from(&trace.trace.run_id);
+                    trace
+                        .trace
+                        .merge(&more.trace)
+                        .map_err(|source| TraceError::Merge {
+                            path: second.into(),
+                            source,
+                        })?;
+                    trace.warnings.extend(more.warnings);
+                }
+                (Input::Series { traces, .. }, Input::Series { traces: more, .. }) => {
+                    for (trace, mut more) in traces.iter_mut().zip(more) {
+                        more.run_id.clone_from(&trace.run_id);
+                        trace.merge(&more).map_err(|source| TraceError::Merge {
+                            path: second.clone().into(),
+                            source,
+                        })?;
+                    }
+                }
+                (a, b) => {
+                    let found = format!("a {} beside a {}", a.kind(), b.kind());
+                    return Err(InputError::Join {
+                        first,
+                        second,
+                        found,
+                    });
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    /// The path as given.
+    pub fn label(&self) -> String {
+        match self {
+            Input::Dump(dumps) => dumps
+                .iter()
+                .map(|d| d.path().display().to_string())
+                .collect::<Vec<_>>()
+                .join(" + "),
+            Input::Trace(trace) => trace.label.clone(),
+            Input::Series { path, .. } => path.display().to_string(),
+        }
+    }
+
+    /// The kind's word.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Input::Dump(dumps) => dumps.first().map_or("dump", |dump| dump.kind().name()),
+            Input::Trace(trace) => trace.kind,
+            Input::Series { .. } => "series",
+        }
+    }
+
+    /// The runs in it as traces: a dump is sketched step by step, a series gives one trace a run.
+    ///
+    /// # Errors
+    /// When a dump cannot be read.
+    pub fn into_traces(
+        self,
+        reading: &gradients::Options,
+        progress: &dyn Progress,
+    ) -> Result<Vec<NamedTrace>, InputError> {
+        let label = self.label();
+        match self {
+            Input::Trace(trace) => Ok(vec![*trace]),
+            Input::Series { traces, .. } => {
+                let several = traces.len() > 1;
+                let named = |trace: Trace| NamedTrace {
+                    label: if several {
+                        format!("{label} run {}", trace.run_id)
+                    } else {
+                        label.clone()
+                    },
+                    kind: "series",
+                    trace,
+                    warnings: Vec::new(),
+                };
+                Ok(traces.into_iter().map(named).collect())
+            }
+            Input::Dump(dumps) => {
+                let mut whole = Trace {
+                    run_id: label.clone(),
+                    ..Trace::default()
+                };
+                let mut warnings = Vec::new();
+                for dump in &dumps {
+                    let trace = sketch_dump(dump, &label, reading, progress, &mut warnings)?;
+                    whole.merge(&trace).map_err(|source| TraceError::Merge {
+                        path: dump.path().to_owned(),
+                        source,
+                    })?;
+                }
+                Ok(vec![NamedTrace {
+                    label,
+                    kind: "dump",
+                    trace: whole,
+                    warnings,
+                }])
+            }
+        }
+    }
+}
+
+/// Sketches a dump: one sampled row a step; files without a step are rows 0, 1, ….
+fn sketch_dump(
+    dump: &Dump,
+    run_id: &str,
+    reading: &gradients::Options,
+    progress: &dyn Progress,
+    warnings: &mut Vec<Warning>,
+) -> Result<Trace, InputError> {
+    let mut whole = Trace {
+        run_id: run_id.to_owned(),
+        ..Trace::default()
+    };
+    let mut left_out = 0u64;
+    progress.begin("sketching", dump.steps().len() as u64);
+    for files in dump.steps() {
+        // A step's ranks and shards are merged first, steps follow each other.
+        let mut step_trace = Trace {
+            run_id: run_id.to_owned(),
+            ..Trace::default()
+        };
+        for file in &files.files {
+            let open = file.open(reading)?;
+            left_out += open.skipped().len() as u64;
+            let step = files.step.or(open.step()).unwrap_or(0);
+            let divisor = open.dump_scale()?;
+            let sketches: Vec<Sketch> = (0..open.tensors().len())
+                .into_par_iter()
+                .map(|tensor| {
+                    let mut accumulator = Accumulator::new();
+                    let mut widened = Vec::new();
+                    open.read(tensor, &mut |chunk| {
+                        accumulator.add(unscaled(chunk, divisor, &mut widened))
+                    })?;
+                    Ok(accumulator.finish())
+                })
+                .collect::<Result<_, GradientsError>>()?;
+            let tensors: Vec<TensorInfo> = open
+                .tensors()
+                .iter()
+                .map(|meta| TensorInfo {
+                    name: meta.name.clone(),
+                    shape: meta.shape.clone(),
+                    elements: meta.elements,
+                    role: crate::tally::Role::Parameter,
+                    produced_in: None,
+                    reduction: None,
+                    backward_order: None,
+                })
+                .collect();
+            let bits = |sketch: &Sketch| {
+                let bit = |seen: bool, bit: u8| if seen { bit } else { 0 };
+                bit(sketch.inf() > 0, nonfinite::INF)
+                    | bit(sketch.nan() > 0, nonfinite::NAN)
+                    | bit(
+                        sketch.amax().is_none() && sketch.elements() > 0,
+                        nonfinite::NONE_FINITE,
+                    )
+            };
+            let part = Trace {
+                run_id: run_id.to_owned(),
+                facts: serde_json::Map::new(),
+                tensors,
+                scaled: false,
+                steps: vec![Step {
+                    step,
+                    loss_scale: None,
+                    found_inf: None,
+                    loss: None,
+                }],
+                amax: sketches
+                    .iter()
+                    .map(|sketch| sketch.amax().unwrap_or(0.0))
+                    .collect(),
+                nonfinite: sketches.iter().map(bits).collect(),
+                samples: vec![Sample { row: 0, sketches }],
+                probes: Vec::new(),
+            };
+            step_trace
+                .merge(&part)
+                .map_err(|source| TraceError::Merge {
+                    path: dump.path().to_owned(),
+                    source,
+                })?;
+        }
+        whole
+            .merge(&step_trace)
+            .map_err(|source| TraceError::Merge {
+                path: dump.path().to_owned(),
+                source,
+            })?;
+        progress.advance(1);
+    }
+    progress.end();
+    if left_out > 0 {
+        warnings.push(Warning::new(
+            Kind::TensorsLeftOut,
+            format!(
+                "{left_out} integer, boolean or unread tensors left out in {}",
+                dump.path().display()
+            ),
+            "they are no gradients, and count nowhere",
+            "nothing, if that is so",
+        ));
+    }
+    Ok(whole)
+}

@@ -1,0 +1,229 @@
+//! Results as JSON: stable keys, counts as integers, `null` for what is not known, `"inf"` for an infinite scale.
+
+use crate::analysis::{Analysis, Group, Rate};
+use crate::scaling::{Bounds, Candidate, Recommendation, Run, Simulated};
+use crate::tally::{Lost, Outcomes};
+use crate::warning::Warning;
+use serde_json::{Map, Value, json};
+
+/// A scale: a number, or the text `"inf"`.
+pub fn scale(value: f64) -> Value {
+    if value.is_infinite() {
+        json!("inf")
+    } else if value.is_nan() {
+        json!("nan")
+    } else {
+        json!(value)
+    }
+}
+
+/// Warnings as the contract has them: `seen`, `may_mean`, `try`, with their kind.
+pub fn warnings(warnings: &[Warning]) -> Value {
+    let mut shown: Vec<&Warning> = Vec::new();
+    for warning in warnings {
+        if !shown.contains(&warning) {
+            shown.push(warning);
+        }
+    }
+    serde_json::to_value(shown).expect("warnings hold only text")
+}
+
+/// The three measures of what was lost.
+pub fn lost(lost: Lost) -> Value {
+    json!({"elements": lost.elements, "l1": lost.l1, "l2": lost.l2})
+}
+
+/// `gradscale.analyze/1`.
+pub fn analysis(analysis: &Analysis) -> Value {
+    json!({
+        "schema": "gradscale.analyze/1",
+        "format": analysis.format.name,
+        "inputs": analysis.inputs.iter().map(|input| json!({
+            "path": input.path, "kind": input.kind, "tensors": input.tensors, "elements": input.elements,
+        })).collect::<Vec<_>>(),
+        "groups": analysis.groups.iter().map(group).collect::<Vec<_>>(),
+        "warnings": warnings(&analysis.warnings),
+    })
+}
+
+/// One group of `gradscale.analyze/1`.
+pub fn group(group: &Group) -> Value {
+    let sketch = &group.sketch;
+    json!({
+        "run": group.run,
+        "tensor": group.tensor,
+        "step": group.step,
+        "elements": sketch.elements(),
+        "zeros": sketch.zeros(),
+        "inf": sketch.inf(),
+        "nan": sketch.nan(),
+        "amax": sketch.amax().map(f64::from),
+        "smallest_nonzero": sketch.smallest_nonzero().map(f64::from),
+        "captured_in": group.captured.scale_at_least().map(|scale| json!({
+            "format": "fp16", "scale_at_least": scale, "tensors": group.captured.fp16_tensors,
+        })),
+        "rates": group.rates.iter().map(rate).collect::<Vec<_>>(),
+    })
+}
+
+fn rate(rate: &Rate) -> Value {
+    let outcomes = &rate.outcomes;
+    let mut object = Map::new();
+    let mut put = |key: &str, value: Value| {
+        object.insert(key.to_owned(), value);
+    };
+    put("scale", json!(f64::from(rate.loss_scale)));
+    put("exact", json!(rate.why_not_exact.is_none()));
+    put("underflow_to_zero", json!(outcomes.underflow_to_zero));
+    put("subnormal", json!(outcomes.subnormal));
+    put("normal", json!(outcomes.normal));
+    put("overflow_to_infinity", json!(outcomes.overflow_to_infinity));
+    put("underflow_fraction", json!(outcomes.underflow_fraction()));
+    put("overflow_fraction", json!(outcomes.overflow_fraction()));
+    put("underflow_l1_fraction", json!(rate.lost.l1));
+    put("underflow_l2_fraction", json!(rate.lost.l2));
+    if let Some(why) = rate.why_not_exact {
+        put("why_not_exact", json!(why.as_str()));
+    }
+    if let Some((low, high)) = rate.bounds {
+        let pair = |of: fn(&Outcomes) -> u64| json!([of(&low), of(&high)]);
+        put(
+            "bounds",
+            json!({
+                "underflow_to_zero": pair(|o| o.underflow_to_zero),
+                "subnormal": pair(|o| o.subnormal),
+                "normal": pair(|o| o.normal),
+                "overflow_to_infinity": pair(|o| o.overflow_to_infinity),
+            }),
+        );
+    }
+    if let Some(errors) = rate.errors {
+        put("mean_relative_error", json!(errors.mean_relative_error));
+        put("sqnr_db", json!(errors.sqnr_db));
+    }
+    Value::Object(object)
+}
+
+/// `gradscale.simulate/1`.
+pub fn simulation(steps: u64, runs: &[(usize, String, Simulated)], all: &[Warning]) -> Value {
+    json!({
+        "schema": "gradscale.simulate/1",
+        "steps": steps,
+        "runs": runs.iter().map(|(run, policy, simulated)| simulated_run(*run, policy, simulated)).collect::<Vec<_>>(),
+        "warnings": warnings(all),
+    })
+}
+
+/// One run of `gradscale.simulate/1`.
+pub fn simulated_run(run: usize, policy: &str, simulated: &Simulated) -> Value {
+    let Simulated {
+        cost,
+        skipped: Bounds { low, high, tight },
+        worst_underflow,
+    } = simulated;
+    json!({
+        "run": run,
+        "policy": policy,
+        "steps": cost.steps,
+        "skipped": cost.skipped,
+        "skipped_low": low,
+        "skipped_high": high,
+        "skipped_bounds_tight": tight,
+        "skipped_at_start": cost.skipped_at_start,
+        "skipped_at_any_scale": cost.skipped_anyway,
+        "growths": cost.growths,
+        "first_scale": scale(cost.first_scale),
+        "last_scale": scale(cost.last_scale),
+        "longest_burst": cost.longest_burst,
+        "terminal": cost.terminal.as_ref().map(|stopped| json!({"step": stopped.step, "reason": stopped.reason.to_string()})),
+        "lost_update": cost.lost_update.map(lost),
+        "underflow": cost.underflow.map(lost),
+        "worst_underflow": worst_underflow.map(lost),
+    })
+}
+
+/// `gradscale.recommend/1` of one run.
+pub fn recommendation(answer: &Recommendation, run: &Run) -> Value {
+    let measure = answer.measure;
+    let measured = answer.default.cost.lost_update.is_some();
+    let j = |cost: &crate::scaling::Cost| cost.lost_update.map(|lost| measure.of(lost));
+    let settings_lost: Map<String, Value> = answer
+        .settings
+        .iter()
+        .map(|s| (s.framework.key().to_owned(), json!(j(&s.cost))))
+        .collect();
+    let mut settings = Map::new();
+    for setting in &answer.settings {
+        settings.insert(setting.framework.key().to_owned(), json!(setting.text));
+        if setting.framework.key() == "pytorch" {
+            settings.insert("pytorch_static".to_owned(), json!(answer.pytorch_static));
+        }
+    }
+    json!({
+        "schema": "gradscale.recommend/1",
+        "policy": answer.policy,
+        "basis": answer.basis.as_str(),
+        "measure": measure.as_str(),
+        "verdict": answer.verdict.as_str(),
+        "why": answer.why,
+        "growth_interval": answer.growth_interval,
+        "default_growth_interval": answer.default_interval,
+        "interval": answer.interval.map(|(low, high)| json!({"low": low, "high": high, "confidence": 0.95})),
+        "default_is_fine": answer.default_is_fine,
+        "init_scale": answer.init_scale,
+        "lost_update": {
+            "recommended": answer.recommended.as_ref().and_then(|c| j(&c.cost)),
+            "default": j(&answer.default.cost),
+            "best_static": answer.best_static.as_ref().filter(|_| measured).and_then(|(_, cost)| j(cost)),
+            "settings": if measured { Value::Object(settings_lost) } else { Value::Null },
+        },
+        "skipped": {
+            "recommended": answer.recommended.as_ref().map(|c| c.cost.skipped),
+            "default": answer.default.cost.skipped,
+            "at_start": answer.default.cost.skipped_at_start,
+        },
+        "best_static_scale": answer.best_static.as_ref().map(|(scale, _)| *scale),
+        "best_static_headroom_log2": answer.best_static_headroom_log2,
+        "steps": answer.steps,
+        "recorded_steps": run.recorded,
+        "candidates": shown_candidates(answer).into_iter().map(|c| candidate(c, measure)).collect::<Vec<_>>(),
+        "bootstrap": null,
+        "backtest": null,
+        "stress": null,
+        "settings": settings,
+        "warnings": warnings(&answer.warnings),
+    })
+}
+
+fn candidate(candidate: &Candidate, measure: crate::scaling::Measure) -> Value {
+    json!({
+        "growth_interval": candidate.growth_interval,
+        "skipped": candidate.cost.skipped,
+        "skipped_low": candidate.skipped_bounds.0,
+        "skipped_high": candidate.skipped_bounds.1,
+        "lost_update": candidate.cost.lost_update.map(|lost| measure.of(lost)),
+        "low": candidate.confidence.map(|(low, _)| low),
+        "high": candidate.confidence.map(|(_, high)| high),
+    })
+}
+
+/// An ascending grid of the sweep: quarter octaves, with the recommended interval and the default.
+pub fn shown_candidates(answer: &Recommendation) -> Vec<&Candidate> {
+    let all = &answer.choice.candidates;
+    let mut places: Vec<usize> = (0..)
+        .map(|i| 2f64.powf(f64::from(i) / 2.0).round() as u64)
+        .take_while(|&n| n <= all[all.len() - 1].growth_interval)
+        .map(|n| {
+            all.partition_point(|c| c.growth_interval <= n)
+                .saturating_sub(1)
+        })
+        .chain([
+            answer.choice.recommended,
+            answer.choice.default,
+            all.len() - 1,
+        ])
+        .collect();
+    places.sort_unstable();
+    places.dedup();
+    places.into_iter().map(|i| &all[i]).collect()
+}

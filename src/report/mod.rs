@@ -1,0 +1,5 @@
+//! Results as text: JSON for programs, tables for a terminal, one HTML page for people.
+
+pub mod json;
+pub mod table;
+pub mod text;

@@ -1,0 +1,328 @@
+//! Results as tables for a terminal, at most 100 columns wide.
+
+use super::text::{self, fraction, share, short_count, shortened};
+use crate::analysis::{Analysis, Group};
+use crate::float::FP16_OVERFLOW;
+use crate::scaling::{Answer, Basis, Recommendation, Simulated, percent};
+use crate::warning::Warning;
+
+/// Warnings as lines for stderr, each once.
+pub fn warnings(warnings: &[Warning]) -> String {
+    let mut shown: Vec<&Warning> = Vec::new();
+    let mut text = String::new();
+    for warning in warnings {
+        if !shown.contains(&warning) {
+            text.push_str(&format!("warning: {warning}\n"));
+            shown.push(warning);
+        }
+    }
+    text
+}
+
+/// The scales of a table: a few of those analyzed, so that the lines fit.
+fn columns(group: &Group) -> Vec<usize> {
+    let all: Vec<usize> = (0..group.rates.len()).collect();
+    if all.len() <= 6 {
+        return all;
+    }
+    let wanted = [1.0, 256.0, 4096.0, 65536.0, 1_048_576.0, 16_777_216.0];
+    let found: Vec<usize> = wanted
+        .iter()
+        .filter_map(|w| {
+            group
+                .rates
+                .iter()
+                .position(|r| f64::from(r.loss_scale) == *w)
+        })
+        .collect();
+    if found.len() >= 3 {
+        found
+    } else {
+        (0..6).map(|i| i * (all.len() - 1) / 5).collect()
+    }
+}
+
+/// A table of groups, worst first: those that lose most at 2^16 (or at the middle scale).
+pub fn analysis(analysis: &Analysis) -> String {
+    let mut out = String::new();
+    for input in &analysis.inputs {
+        out.push_str(&format!(
+            "{}: {}, {} tensors, {} elements\n",
+            shortened(&input.path, 60),
+            input.kind,
+            input.tensors,
+            text::count(input.elements)
+        ));
+    }
+    let Some(first) = analysis.groups.first() else {
+        return out + "no gradients\n";
+    };
+    let columns = columns(first);
+    let judged = columns
+        .iter()
+        .copied()
+        .find(|&c| first.rates[c].loss_scale == 65536.0)
+        .or(columns.get(columns.len() / 2).copied());
+    let mut groups: Vec<&Group> = analysis.groups.iter().collect();
+    if let Some(judged) = judged
+        && groups.iter().any(|g| g.tensor.is_some())
+    {
+        let badness = |g: &Group| {
+            let outcomes = &g.rates[judged].outcomes;
+            (outcomes.overflow_fraction(), outcomes.underflow_fraction())
+        };
+        groups.sort_by(|a, b| {
+            badness(b)
+                .partial_cmp(&badness(a))
+                .unwrap_or(std::cmp::Ordering::Equal)
+        });
+    }
+    let headings: Vec<String> = ["", "elements", "zeros", "amax", "headroom"]
+        .into_iter()
+        .map(str::to_owned)
+        .chain(
+            columns
+                .iter()
+                .map(|&c| format!("at {}", text::scale(first.rates[c].loss_scale.into()))),
+        )
+        .collect();
+    let headings: Vec<&str> = headings.iter().map(String::as_str).collect();
+    let rows: Vec<Vec<String>> = groups
+        .iter()
+        .map(|group| {
+            let sketch = &group.sketch;
+            let name = match (&group.tensor, group.step) {
+                (Some(tensor), _) => shortened(tensor, 30),
+                (None, Some(step)) => format!("step {step}"),
+                (None, None) => "all".to_owned(),
+            };
+            let headroom = match sketch.amax() {
+                Some(amax) if amax > 0.0 => format!("2^{:.1}", (FP16_OVERFLOW / amax).log2()),
+                _ => "-".to_owned(),
+            };
+            let mut row = vec![
+                name,
+                short_count(sketch.elements()),
+                share(sketch.zeros(), sketch.elements()),
+                sketch
+                    .amax()
+                    .map_or("-".to_owned(), |amax| text::significant(amax.into(), 3)),
+                headroom,
+            ];
+            row.extend(columns.iter().map(|&c| {
+                let outcomes = &group.rates[c].outcomes;
+                let mark = if group.rates[c].why_not_exact.is_some() {
+                    "~"
+                } else {
+                    ""
+                };
+                match outcomes.overflow_to_infinity {
+                    0 => format!("{mark}{}", fraction(outcomes.underflow_fraction())),
+                    n => format!("{mark}inf {}", short_count(n)),
+                }
+            }));
+            row
+        })
+        .collect();
+    out.push('\n');
+    out.push_str(&text::table(&headings, &rows));
+    out.push_str(&format!(
+        "\nat S: share of the finite nonzero elements that {} flushes to zero at loss scale S; \"inf n\": n elements overflow.\nheadroom: the scale at which amax overflows FP16.\n",
+        analysis.format.name
+    ));
+    out
+}
+
+/// A table of policies over a run.
+pub fn simulation(runs: &[(usize, String, Simulated)], labels: &[String]) -> String {
+    let rows: Vec<Vec<String>> = runs
+        .iter()
+        .map(|(run, policy, simulated)| {
+            let cost = &simulated.cost;
+            let skipped = if simulated.skipped.low == simulated.skipped.high {
+                cost.skipped.to_string()
+            } else {
+                format!(
+                    "{} ({}..{})",
+                    cost.skipped, simulated.skipped.low, simulated.skipped.high
+                )
+            };
+            let name = if labels.len() > 1 {
+                format!("{run}: {policy}")
+            } else {
+                policy.clone()
+            };
+            vec![
+                shortened(&name, 40),
+                skipped,
+                cost.skipped_at_start.to_string(),
+                cost.growths.to_string(),
+                text::scale(cost.first_scale),
+                text::scale(cost.last_scale),
+                cost.underflow
+                    .map_or("-".to_owned(), |lost| fraction(lost.elements)),
+                cost.lost_update
+                    .map_or("-".to_owned(), |lost| fraction(lost.elements)),
+            ]
+        })
+        .collect();
+    let mut out = String::new();
+    for (i, label) in labels.iter().enumerate() {
+        if labels.len() > 1 {
+            out.push_str(&format!("{i}: {label}\n"));
+        }
+    }
+    out.push_str(&text::table(
+        &[
+            "policy",
+            "skipped",
+            "at start",
+            "growths",
+            "first scale",
+            "last scale",
+            "flushed",
+            "lost update",
+        ],
+        &rows,
+    ));
+    for (_, policy, simulated) in runs {
+        if let Some(stopped) = &simulated.cost.terminal {
+            out.push_str(&format!(
+                "{policy} ends the run at step {}: {}\n",
+                stopped.step, stopped.reason
+            ));
+        }
+    }
+    out
+}
+
+/// The verdict and the recommended interval in a line.
+pub fn headline(answer: &Recommendation) -> String {
+    let default = answer.default_interval;
+    match (answer.verdict, answer.growth_interval) {
+        (Answer::KeepDefault, _) => format!("Keep growth_interval {default}."),
+        (Answer::Change, Some(n)) => format!("Change growth_interval {default} → {n}."),
+        (Answer::NotAScaleProblem, _) => {
+            "Not a scale problem: gradients are inf or NaN at any scale.".to_owned()
+        }
+        _ => "Cannot tell from this record.".to_owned(),
+    }
+}
+
+/// What is as good, in a sentence.
+pub fn as_good(answer: &Recommendation) -> Option<String> {
+    let (low, high) = answer.interval?;
+    Some(match high {
+        Some(high) if high == low => format!("Only {low} is as good."),
+        Some(high) => format!("Anything from {low} to {high} is as good."),
+        None if low == 1 => "Any interval is as good.".to_owned(),
+        None => format!("Anything from {low} up is as good; no upper limit was seen."),
+    })
+}
+
+/// What is lost now and what would be.
+pub fn losses(answer: &Recommendation) -> String {
+    let measure = answer.measure;
+    let now = &answer.default.cost;
+    let one = |cost: &crate::scaling::Cost| match cost.lost_update {
+        Some(lost) => format!(
+            "{} of the updates ({} steps skipped, {} flushed to zero)",
+            percent(measure.of(lost)),
+            cost.skipped,
+            percent(cost.underflow.map_or(0.0, |lost| measure.of(lost)))
+        ),
+        None => format!("{} skipped steps of {}", cost.skipped, cost.steps),
+    };
+    match &answer.recommended {
+        Some(recommended) if answer.verdict == Answer::Change => format!(
+            "With {} you lose {}; with {} {}.",
+            answer.default_interval,
+            one(now),
+            answer.growth_interval.unwrap_or(answer.default_interval),
+            one(&recommended.cost)
+        ),
+        _ => format!("With {} you lose {}.", answer.default_interval, one(now)),
+    }
+}
+
+/// The whole recommendation for a terminal.
+pub fn recommendation(answer: &Recommendation, label: &str) -> String {
+    let mut out = format!("{label}: {} steps\n\n{}\n", answer.steps, headline(answer));
+    if let Some(line) = as_good(answer) {
+        out.push_str(&line);
+        out.push('\n');
+    }
+    out.push_str(&losses(answer));
+    out.push('\n');
+    out.push_str(&format!("Why: {}\n", answer.why));
+    if answer.basis == Basis::SkipBudget {
+        out.push_str("Only amax is known, so this judges skipped steps alone.\n");
+    }
+    if let Some((scale, cost)) = &answer.best_static {
+        out.push_str(&format!(
+            "Best static scale: {} ({}{} skipped{}).\n",
+            text::scale(*scale),
+            cost.lost_update.map_or(String::new(), |lost| format!(
+                "{} lost, ",
+                percent(answer.measure.of(lost))
+            )),
+            cost.skipped,
+            answer
+                .best_static_headroom_log2
+                .map_or(String::new(), |binades| format!(
+                    ", {binades:.1} binades to the first overflow"
+                )),
+        ));
+    }
+    out.push('\n');
+    let rows: Vec<Vec<String>> = super::json::shown_candidates(answer)
+        .into_iter()
+        .map(|candidate| {
+            let mark = if Some(candidate.growth_interval) == answer.growth_interval {
+                "recommended"
+            } else if std::ptr::eq(candidate, answer.choice.default()) {
+                "default"
+            } else {
+                ""
+            };
+            let bounds = candidate.skipped_bounds;
+            vec![
+                candidate.growth_interval.to_string(),
+                if bounds.0 == bounds.1 {
+                    candidate.cost.skipped.to_string()
+                } else {
+                    format!("{}..{}", bounds.0, bounds.1)
+                },
+                candidate
+                    .cost
+                    .underflow
+                    .map_or("-".to_owned(), |lost| fraction(answer.measure.of(lost))),
+                candidate
+                    .cost
+                    .lost_update
+                    .map_or("-".to_owned(), |lost| fraction(answer.measure.of(lost))),
+                mark.to_owned(),
+            ]
+        })
+        .collect();
+    out.push_str(&text::table(
+        &["growth_interval", "skipped", "flushed", "lost update", ""],
+        &rows,
+    ));
+    if answer.growth_interval.is_some() {
+        out.push_str("\nSettings:\n");
+        for setting in &answer.settings {
+            out.push_str(&format!(
+                "  {:12} {}\n",
+                setting.framework.label(),
+                setting.text
+            ));
+            if setting.framework.key() == "pytorch"
+                && let Some(line) = &answer.pytorch_static
+            {
+                out.push_str(&format!("  {:12} {line}\n", "static"));
+            }
+        }
+    }
+    out
+}
