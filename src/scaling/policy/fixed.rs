@@ -29,7 +29,10 @@ apex.amp with a number: inf and NaN reach the weights.",
 };
 
 fn build(settings: &Settings<'_>) -> Result<Box<dyn Policy>, PolicyError> {
-    Ok(Box::new(Static { scale: settings.f32("scale")?, skip_on_overflow: settings.flag("skip_on_overflow") }))
+    Ok(Box::new(Static {
+        scale: settings.f32("scale")?,
+        skip_on_overflow: settings.flag("skip_on_overflow"),
+    }))
 }
 
 #[derive(Debug, Clone)]
@@ -44,7 +47,10 @@ impl Policy for Static {
     }
 
     fn update(&mut self, observed: Observed) -> Result<Update, Terminal> {
-        Ok(Update { skipped: observed.found_inf && self.skip_on_overflow, change: Change::Kept })
+        Ok(Update {
+            skipped: observed.found_inf && self.skip_on_overflow,
+            change: Change::Kept,
+        })
     }
 
     fn save(&self) -> State {

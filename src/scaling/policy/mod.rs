@@ -24,7 +24,33 @@ mod registry;
 mod spec;
 mod state;
 
+mod apex_amp;
+mod apex_contrib;
+mod apex_fp16_utils;
+mod apex_hysteresis;
+mod chainer;
+mod colossalai;
+mod deepspeed;
+mod deepspeed_fp16;
+mod fairseq;
 mod fixed;
+mod flax;
+mod fsdp;
+mod guided_diffusion;
+mod jmp;
+mod keras3;
+mod megatron;
+mod metaseq;
+mod mindspore_cell;
+mod mindspore_manager;
+mod mindspore_scaler;
+mod openseq2seq_backoff;
+mod openseq2seq_logmax;
+mod paddle;
+mod paddle_static_op;
+mod te_delayed_scaling;
+mod tf_contrib;
+mod tf_keras;
 mod torch_amp;
 
 pub use registry::{Exception, Key, Kind, PolicyInfo, ScaleType, Value, find, policies};
@@ -43,9 +69,15 @@ pub struct Observed {
 
 impl Observed {
     /// A step in which every gradient was finite.
-    pub const CLEAN: Observed = Observed { found_inf: false, amax: None };
+    pub const CLEAN: Observed = Observed {
+        found_inf: false,
+        amax: None,
+    };
     /// A step in which a gradient was inf or NaN.
-    pub const OVERFLOW: Observed = Observed { found_inf: true, amax: None };
+    pub const OVERFLOW: Observed = Observed {
+        found_inf: true,
+        amax: None,
+    };
 }
 
 /// What a policy did with its scale after a step.
@@ -66,6 +98,25 @@ pub struct Update {
     pub skipped: bool,
     /// What happened to the scale.
     pub change: Change,
+}
+
+impl Update {
+    /// What an update did, from the scale before and after it. A change in a step that overflowed is a backoff, also
+    /// where it raised the scale to its floor.
+    pub(crate) fn of(observed: Observed, before: impl Into<f64>, after: impl Into<f64>) -> Update {
+        let (before, after) = (before.into(), after.into());
+        let change = if before == after || (before.is_nan() && after.is_nan()) {
+            Change::Kept
+        } else if !observed.found_inf && after > before {
+            Change::Grown
+        } else {
+            Change::BackedOff
+        };
+        Update {
+            skipped: observed.found_inf,
+            change,
+        }
+    }
 }
 
 /// A policy's own end: the framework raises an error here and training stops.
@@ -125,7 +176,9 @@ impl Clone for Box<dyn Policy> {
 #[non_exhaustive]
 pub enum PolicyError {
     /// No policy has this name.
-    #[error("parsing policy \"{text}\": found the name \"{found}\", expected {expected}; `gradscale policies` lists all")]
+    #[error(
+        "parsing policy \"{text}\": found the name \"{found}\", expected {expected}; `gradscale policies` lists all"
+    )]
     UnknownPolicy {
         /// The user's whole text.
         text: String,
@@ -135,7 +188,9 @@ pub enum PolicyError {
         expected: String,
     },
     /// A setting is not of the form `key=value`.
-    #[error("parsing policy \"{text}\": found \"{found}\", expected key=value such as growth_interval=500; settings are separated by commas")]
+    #[error(
+        "parsing policy \"{text}\": found \"{found}\", expected key=value such as growth_interval=500; settings are separated by commas"
+    )]
     NotASetting {
         /// The user's whole text.
         text: String,
@@ -143,7 +198,9 @@ pub enum PolicyError {
         found: String,
     },
     /// The policy has no such key.
-    #[error("configuring policy \"{policy}\": found the key \"{found}\", expected {expected}; `gradscale policies {policy}` explains them")]
+    #[error(
+        "configuring policy \"{policy}\": found the key \"{found}\", expected {expected}; `gradscale policies {policy}` explains them"
+    )]
     UnknownKey {
         /// The policy's name.
         policy: String,
@@ -153,7 +210,9 @@ pub enum PolicyError {
         expected: String,
     },
     /// A key was given twice, perhaps once under another of its names.
-    #[error("configuring policy \"{policy}\": found \"{key}\" twice, expected it once; leave one out")]
+    #[error(
+        "configuring policy \"{policy}\": found \"{key}\" twice, expected it once; leave one out"
+    )]
     RepeatedKey {
         /// The policy's name.
         policy: String,
@@ -161,7 +220,9 @@ pub enum PolicyError {
         key: String,
     },
     /// A key's value cannot be used.
-    #[error("configuring policy \"{policy}\", key \"{key}\": found \"{found}\", expected {expected}; `gradscale policies {policy}` gives the defaults")]
+    #[error(
+        "configuring policy \"{policy}\", key \"{key}\": found \"{found}\", expected {expected}; `gradscale policies {policy}` gives the defaults"
+    )]
     BadValue {
         /// The policy's name.
         policy: String,
@@ -173,7 +234,9 @@ pub enum PolicyError {
         expected: String,
     },
     /// A saved state lacks a field or has one of another type.
-    #[error("loading a state into policy \"{policy}\", field \"{field}\": found {found}, expected {expected}; load a state that the same policy saved")]
+    #[error(
+        "loading a state into policy \"{policy}\", field \"{field}\": found {found}, expected {expected}; load a state that the same policy saved"
+    )]
     BadState {
         /// The policy's name.
         policy: &'static str,

@@ -127,12 +127,28 @@ impl Kind {
     pub fn expected(&self) -> String {
         match self {
             Kind::Scale => "a positive finite number such as 65536 or 2^16".to_owned(),
-            Kind::OptionalScale => "a positive finite number such as 65536 or 2^16, or none".to_owned(),
-            Kind::ScaleOrDynamic => "dynamic, or a positive finite number such as 128 or 2^7".to_owned(),
-            Kind::Between(low, high) if high.is_infinite() => format!("a finite number above {}", Value::Real(*low)),
-            Kind::Between(low, high) => format!("a number above {} and below {}", Value::Real(*low), Value::Real(*high)),
-            Kind::Within(low, high) if high.is_infinite() => format!("a finite number, at least {}", Value::Real(*low)),
-            Kind::Within(low, high) => format!("a number from {} to {}", Value::Real(*low), Value::Real(*high)),
+            Kind::OptionalScale => {
+                "a positive finite number such as 65536 or 2^16, or none".to_owned()
+            }
+            Kind::ScaleOrDynamic => {
+                "dynamic, or a positive finite number such as 128 or 2^7".to_owned()
+            }
+            Kind::Between(low, high) if high.is_infinite() => {
+                format!("a finite number above {}", Value::Real(*low))
+            }
+            Kind::Between(low, high) => format!(
+                "a number above {} and below {}",
+                Value::Real(*low),
+                Value::Real(*high)
+            ),
+            Kind::Within(low, high) if high.is_infinite() => {
+                format!("a finite number, at least {}", Value::Real(*low))
+            }
+            Kind::Within(low, high) => format!(
+                "a number from {} to {}",
+                Value::Real(*low),
+                Value::Real(*high)
+            ),
             Kind::Real => "a finite number".to_owned(),
             Kind::Integer { least: i64::MIN } => "a whole number".to_owned(),
             Kind::Integer { least } => format!("a whole number, at least {least}"),
@@ -176,8 +192,12 @@ impl Kind {
             Kind::OptionalScale => scale,
             Kind::ScaleOrDynamic if value == Value::Word("dynamic".into()) => Some(value),
             Kind::ScaleOrDynamic => scale,
-            Kind::Between(low, high) => real.filter(|x| x.is_finite() && x > low && x < high).map(Value::Real),
-            Kind::Within(low, high) => real.filter(|x| x.is_finite() && x >= low && x <= high).map(Value::Real),
+            Kind::Between(low, high) => real
+                .filter(|x| x.is_finite() && x > low && x < high)
+                .map(Value::Real),
+            Kind::Within(low, high) => real
+                .filter(|x| x.is_finite() && x >= low && x <= high)
+                .map(Value::Real),
             Kind::Real => real.filter(|x| x.is_finite()).map(Value::Real),
             Kind::Integer { least } => integer.filter(|i| i >= least).map(Value::Integer),
             Kind::OptionalInteger if value == Value::None => Some(value),
@@ -200,9 +220,16 @@ impl Kind {
 fn number(text: &str) -> Option<f64> {
     let x = match text.split_once('^') {
         Some((base, power)) => {
-            let (base, power) = (base.trim().parse::<f64>().ok()?, power.trim().parse::<i32>().ok()?);
+            let (base, power) = (
+                base.trim().parse::<f64>().ok()?,
+                power.trim().parse::<i32>().ok()?,
+            );
             // Rust's powi may round differently for tiny powers; 2^k is built exactly down to 2^-1074.
-            if base == 2.0 { exp2(power) } else { base.powi(power) }
+            if base == 2.0 {
+                exp2(power)
+            } else {
+                base.powi(power)
+            }
         }
         None => text.parse().ok()?,
     };
@@ -238,7 +265,13 @@ pub struct Key {
 
 impl Key {
     /// A key whose class and framework agree on the default.
-    pub(crate) const fn new(name: &'static str, also: &'static [&'static str], kind: Kind, default: Value, about: &'static str) -> Key {
+    pub(crate) const fn new(
+        name: &'static str,
+        also: &'static [&'static str],
+        kind: Kind,
+        default: Value,
+        about: &'static str,
+    ) -> Key {
         // `Value` has no const clone: the two real kinds and integers cover every shared default.
         let class = match &default {
             Value::None => Value::None,
@@ -248,7 +281,14 @@ impl Key {
             Value::Word(Cow::Borrowed(w)) => Value::Word(Cow::Borrowed(w)),
             Value::Word(Cow::Owned(_)) => Value::None,
         };
-        Key { name, also, kind, class: Some(class), framework: default, about }
+        Key {
+            name,
+            also,
+            kind,
+            class: Some(class),
+            framework: default,
+            about,
+        }
     }
 
     /// A key with one default in the class and another in the framework.
@@ -260,7 +300,14 @@ impl Key {
         framework: Value,
         about: &'static str,
     ) -> Key {
-        Key { name, also, kind, class: Some(class), framework, about }
+        Key {
+            name,
+            also,
+            kind,
+            class: Some(class),
+            framework,
+            about,
+        }
     }
 
     /// A key that the class makes mandatory.
@@ -271,7 +318,14 @@ impl Key {
         framework: Value,
         about: &'static str,
     ) -> Key {
-        Key { name, also, kind, class: None, framework, about }
+        Key {
+            name,
+            also,
+            kind,
+            class: None,
+            framework,
+            about,
+        }
     }
 
     /// Whether `name` is one of this key's names.
@@ -323,12 +377,19 @@ pub struct PolicyInfo {
 impl PolicyInfo {
     /// The name that JSON uses: `pytorch` for `torch-amp`, else [`name`](PolicyInfo::name).
     pub fn json_name(&self) -> &'static str {
-        if self.name == "torch-amp" { "pytorch" } else { self.name }
+        if self.name == "torch-amp" {
+            "pytorch"
+        } else {
+            self.name
+        }
     }
 
     /// The key that goes by this name.
     pub fn key(&self, name: &str) -> Option<&'static Key> {
-        self.keys.iter().find(|k| k.name == name).or_else(|| self.keys.iter().find(|k| k.is_called(name)))
+        self.keys
+            .iter()
+            .find(|k| k.name == name)
+            .or_else(|| self.keys.iter().find(|k| k.is_called(name)))
     }
 }
 
@@ -342,7 +403,8 @@ pub(crate) struct Settings<'a> {
 impl Settings<'_> {
     fn value(&self, key: &str) -> &Value {
         let at = self.info.keys.iter().position(|k| k.name == key);
-        at.and_then(|i| self.values.get(i)).expect("a policy asks only for keys of its own table")
+        at.and_then(|i| self.values.get(i))
+            .expect("a policy asks only for keys of its own table")
     }
 
     pub fn f64(&self, key: &str) -> f64 {
@@ -356,7 +418,11 @@ impl Settings<'_> {
     /// The number rounded to f32; refused where that is no longer positive and finite.
     pub fn f32(&self, key: &str) -> Result<f32, PolicyError> {
         let x = self.f64(key) as f32;
-        if x.is_finite() && x > 0.0 { Ok(x) } else { Err(self.bad(key, "a number that f32 holds as positive and finite")) }
+        if x.is_finite() && x > 0.0 {
+            Ok(x)
+        } else {
+            Err(self.bad(key, "a number that f32 holds as positive and finite"))
+        }
     }
 
     pub fn optional(&self, key: &str) -> Option<f64> {
@@ -403,16 +469,55 @@ impl Settings<'_> {
 
 /// Every policy, in the order of the list that `gradscale policies` prints.
 pub fn policies() -> &'static [&'static PolicyInfo] {
-    &[&super::torch_amp::INFO, &super::fixed::INFO]
+    &[
+        &super::torch_amp::INFO,
+        &super::fsdp::INFO,
+        &super::fixed::INFO,
+        &super::apex_amp::INFO,
+        &super::apex_fp16_utils::INFO,
+        &super::apex_contrib::INFO,
+        &super::apex_hysteresis::INFO,
+        &super::fairseq::INFO,
+        &super::metaseq::INFO,
+        &super::deepspeed::INFO,
+        &super::deepspeed::LEGACY,
+        &super::deepspeed_fp16::FUSED,
+        &super::deepspeed_fp16::UNFUSED,
+        &super::megatron::INFO,
+        &super::colossalai::INFO,
+        &super::tf_keras::INFO,
+        &super::keras3::TORCH,
+        &super::keras3::JAX,
+        &super::tf_contrib::INFO,
+        &super::paddle::INFO,
+        &super::paddle_static_op::INFO,
+        &super::flax::INFO,
+        &super::jmp::EAGER,
+        &super::jmp::JIT,
+        &super::mindspore_manager::INFO,
+        &super::mindspore_cell::INFO,
+        &super::mindspore_scaler::INFO,
+        &super::chainer::INFO,
+        &super::guided_diffusion::INFO,
+        &super::openseq2seq_backoff::INFO,
+        &super::openseq2seq_logmax::INFO,
+        &super::te_delayed_scaling::INFO,
+    ]
 }
 
 /// The policy of this name or alias.
 pub fn find(name: &str) -> Option<&'static PolicyInfo> {
-    policies().iter().copied().find(|p| p.name == name || p.aliases.contains(&name))
+    policies()
+        .iter()
+        .copied()
+        .find(|p| p.name == name || p.aliases.contains(&name))
 }
 
 /// The candidates nearest to what was written, best first, as words: `"pytorch" (did you mean it?)`.
-pub(crate) fn nearest<'a>(found: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(
+    found: &str,
+    candidates: impl Iterator<Item = &'a str>,
+) -> Option<&'a str> {
     candidates
         .map(|c| (distance(found, c), c))
         .min_by_key(|(d, _)| *d)
@@ -423,7 +528,10 @@ pub(crate) fn nearest<'a>(found: &str, candidates: impl Iterator<Item = &'a str>
 
 /// Edit distance over bytes; text beyond 64 bytes is cut, it resembles no name of ours.
 fn distance(a: &str, b: &str) -> usize {
-    let (a, b) = (&a.as_bytes()[..a.len().min(64)], &b.as_bytes()[..b.len().min(64)]);
+    let (a, b) = (
+        &a.as_bytes()[..a.len().min(64)],
+        &b.as_bytes()[..b.len().min(64)],
+    );
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.iter().enumerate() {
         let mut diagonal = row[0];
@@ -435,4 +543,159 @@ fn distance(a: &str, b: &str) -> usize {
         }
     }
     row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Defaults, Observed, PolicySpec};
+    use super::*;
+
+    #[test]
+    fn every_policy_builds_both_ways_and_its_defaults_are_of_their_kind() {
+        for info in policies() {
+            let spec = PolicySpec::parse(info.name).expect("a bare name is valid");
+            for defaults in [Defaults::Class, Defaults::Framework] {
+                let scale = spec
+                    .build(defaults)
+                    .expect("defaults go together")
+                    .loss_scale();
+                assert!(
+                    scale > 0.0 && scale.is_finite(),
+                    "{} starts at {scale}",
+                    info.name
+                );
+            }
+            for key in info.keys {
+                for value in key.class.iter().chain([&key.framework]) {
+                    assert_eq!(
+                        key.kind.accept(value.clone()).as_ref(),
+                        Some(value),
+                        "{} {}",
+                        info.name,
+                        key.name
+                    );
+                    assert_eq!(
+                        key.kind.parse(&value.to_string()).as_ref(),
+                        Some(value),
+                        "{} {}",
+                        info.name,
+                        key.name
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn no_name_means_two_things() {
+        let mut names: Vec<&str> = policies()
+            .iter()
+            .flat_map(|p| p.aliases.iter().copied().chain([p.name]))
+            .collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(
+            names.len(),
+            policies()
+                .iter()
+                .map(|p| 1 + p.aliases.len())
+                .sum::<usize>()
+        );
+        for info in policies() {
+            let mut keys: Vec<&str> = info
+                .keys
+                .iter()
+                .flat_map(|k| k.also.iter().copied().chain([k.name]))
+                .collect();
+            keys.sort_unstable();
+            let all = keys.len();
+            keys.dedup();
+            assert_eq!(keys.len(), all, "{}", info.name);
+        }
+    }
+
+    /// The shared example of the reference: start 64, interval 3, hysteresis 2 where there is one.
+    #[test]
+    fn the_shared_example_comes_out_as_in_the_reference() {
+        let flags = [0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0];
+        let plain = "64 64 64 128 128 64 64 64 128 128 64 32 32 32 64 64";
+        let forgiving = "64 64 64 128 128 128 128 128 256 256 256 128 128 128 256 256";
+        let late = "64 64 64 64 128 64 64 64 64 128 64 32 32 32 32 64";
+        for (text, expected) in [
+            (
+                "static:scale=64",
+                "64 64 64 64 64 64 64 64 64 64 64 64 64 64 64 64",
+            ),
+            ("torch-amp:init_scale=64,growth_interval=3", plain),
+            ("fsdp:init_scale=64,growth_interval=3,device=cpu", plain),
+            ("apex-amp:init_scale=64,growth_interval=3", plain),
+            ("apex-fp16-utils:init_scale=64,growth_interval=3", plain),
+            (
+                "apex-contrib-fp16-optimizer:init_scale=64,growth_interval=3",
+                plain,
+            ),
+            (
+                "apex-update-scale-hysteresis:init_scale=64,growth_interval=3,hysteresis=2",
+                forgiving,
+            ),
+            ("fairseq:init_scale=64,growth_interval=3", plain),
+            (
+                "metaseq:init_scale=64,growth_interval=3",
+                "64 64 64 128 128 64 64 64 128 128 64 32 64 128 128 256",
+            ),
+            // The cut shows at index 11, right after the second overflow of the pair (the reference prints it one later,
+            // where no overflow is; the recorded traces decide).
+            (
+                "deepspeed:init_scale=64,growth_interval=3,hysteresis=2",
+                "64 64 64 64 128 128 128 128 128 256 256 128 128 128 128 256",
+            ),
+            (
+                "deepspeed-legacy:init_scale=64,growth_interval=3,hysteresis=2",
+                forgiving,
+            ),
+            ("deepspeed-fp16-fused:init_scale=64,growth_interval=3", late),
+            (
+                "deepspeed-fp16-unfused:init_scale=64,growth_interval=3",
+                late,
+            ),
+            (
+                "megatron:init_scale=64,growth_interval=3,hysteresis=2",
+                forgiving,
+            ),
+            (
+                "colossalai:init_scale=64,growth_interval=3,hysteresis=2",
+                forgiving,
+            ),
+            ("tf-keras:init_scale=64,growth_interval=3", plain),
+            ("keras3:init_scale=64,growth_interval=3", plain),
+            ("paddle:init_scale=64,growth_interval=3", plain),
+            ("flax:init_scale=64,growth_interval=3", late),
+            ("jmp:init_scale=64,growth_interval=3", plain),
+            ("mindspore-manager:init_scale=64,growth_interval=3", plain),
+            ("mindspore-cell:init_scale=64,growth_interval=3", plain),
+            (
+                "mindspore-dynamic-loss-scaler:init_scale=64,growth_interval=3",
+                plain,
+            ),
+            (
+                "openseq2seq-backoff:max_scale=64,growth_interval=3",
+                "64 64 64 64 64 32 32 32 64 64 32 16 16 16 32 32",
+            ),
+        ] {
+            let mut policy = PolicySpec::parse(text)
+                .and_then(|s| s.build(Defaults::Class))
+                .expect(text);
+            let mut scales = vec![policy.loss_scale().to_string()];
+            for flag in flags {
+                policy
+                    .update(Observed {
+                        found_inf: flag == 1,
+                        amax: None,
+                    })
+                    .expect("no terminal state in so few steps");
+                scales.push(policy.loss_scale().to_string());
+            }
+            assert_eq!(scales.join(" "), expected, "{text}");
+        }
+    }
 }

@@ -35,7 +35,11 @@ impl PartialEq for PolicySpec {
     /// The same policy with the same settings, however they were spelt or ordered.
     fn eq(&self, other: &Self) -> bool {
         let sorted = |spec: &PolicySpec| {
-            let mut pairs: Vec<(usize, Value)> = spec.given.iter().map(|g| (g.key, g.value.clone())).collect();
+            let mut pairs: Vec<(usize, Value)> = spec
+                .given
+                .iter()
+                .map(|g| (g.key, g.value.clone()))
+                .collect();
             pairs.sort_by_key(|(key, _)| *key);
             pairs
         };
@@ -69,23 +73,47 @@ impl PolicySpec {
             None => (text.trim(), ""),
         };
         let info = find(name).ok_or_else(|| {
-            let known = policies().iter().flat_map(|p| std::iter::once(p.name).chain(p.aliases.iter().copied()));
+            let known = policies()
+                .iter()
+                .flat_map(|p| std::iter::once(p.name).chain(p.aliases.iter().copied()));
             let expected = match nearest(name, known) {
                 Some(near) => format!("a policy such as \"{near}\""),
                 None => "a policy such as \"pytorch\" or \"deepspeed\"".to_owned(),
             };
-            PolicyError::UnknownPolicy { text: text.to_owned(), found: name.to_owned(), expected }
+            PolicyError::UnknownPolicy {
+                text: text.to_owned(),
+                found: name.to_owned(),
+                expected,
+            }
         })?;
-        let mut spec = PolicySpec { info, given: Vec::new() };
-        for part in settings.split(',').map(str::trim).filter(|_| !settings.trim().is_empty()) {
+        let mut spec = PolicySpec {
+            info,
+            given: Vec::new(),
+        };
+        for part in settings
+            .split(',')
+            .map(str::trim)
+            .filter(|_| !settings.trim().is_empty())
+        {
             let (key, value) = part
                 .split_once('=')
-                .ok_or_else(|| PolicyError::NotASetting { text: text.to_owned(), found: part.to_owned() })?;
+                .ok_or_else(|| PolicyError::NotASetting {
+                    text: text.to_owned(),
+                    found: part.to_owned(),
+                })?;
             let (at, value_of) = spec.read(key.trim(), value.trim())?;
             if spec.given.iter().any(|g| g.key == at) {
-                return Err(PolicyError::RepeatedKey { policy: info.json_name().to_owned(), key: info.keys[at].name.to_owned() });
+                return Err(PolicyError::RepeatedKey {
+                    policy: info.json_name().to_owned(),
+                    key: info.keys[at].name.to_owned(),
+                });
             }
-            spec.given.push(Given { written: key.trim().to_owned(), key: at, value: value_of, text: value.trim().to_owned() });
+            spec.given.push(Given {
+                written: key.trim().to_owned(),
+                key: at,
+                value: value_of,
+                text: value.trim().to_owned(),
+            });
         }
         spec.checked()
     }
@@ -130,8 +158,13 @@ impl PolicySpec {
     /// When values do not go together; a spec from [`parse`](PolicySpec::parse) or [`with`](PolicySpec::with) has been
     /// checked for that.
     pub fn build(&self, defaults: Defaults) -> Result<Box<dyn Policy>, PolicyError> {
-        let values = (0..self.info.keys.len()).map(|i| Cow::Borrowed(self.value(i, defaults))).collect();
-        (self.info.build)(&Settings { info: self.info, values })
+        let values = (0..self.info.keys.len())
+            .map(|i| Cow::Borrowed(self.value(i, defaults)))
+            .collect();
+        (self.info.build)(&Settings {
+            info: self.info,
+            values,
+        })
     }
 
     /// This spec with one key set to another value.
@@ -160,7 +193,8 @@ impl PolicySpec {
 
     /// Whether a key was given rather than left to its default.
     pub fn is_given(&self, key: &str) -> bool {
-        self.position(key).is_ok_and(|at| self.given.iter().any(|g| g.key == at))
+        self.position(key)
+            .is_ok_and(|at| self.given.iter().any(|g| g.key == at))
     }
 
     /// The registry's entry of this policy.
@@ -170,7 +204,11 @@ impl PolicySpec {
 
     /// The text for JSON: the policy's JSON name and the settings as typed, `pytorch:growth_interval=500`.
     pub fn canonical(&self) -> String {
-        let settings: Vec<String> = self.given.iter().map(|g| format!("{}={}", g.written, g.text)).collect();
+        let settings: Vec<String> = self
+            .given
+            .iter()
+            .map(|g| format!("{}={}", g.written, g.text))
+            .collect();
         if settings.is_empty() {
             self.info.json_name().to_owned()
         } else {
@@ -201,7 +239,12 @@ impl PolicySpec {
             Value::Real(x) => super::state::number(*x),
             Value::Word(w) => w.as_ref().into(),
         };
-        self.info.keys.iter().enumerate().map(|(i, k)| (k.name.to_owned(), json(self.value(i, defaults)))).collect()
+        self.info
+            .keys
+            .iter()
+            .enumerate()
+            .map(|(i, k)| (k.name.to_owned(), json(self.value(i, defaults))))
+            .collect()
     }
 
     fn set(&mut self, key: &str, value: Value) -> Result<(), PolicyError> {
@@ -210,10 +253,19 @@ impl PolicySpec {
             Value::Word(word) => self.read(key, word)?,
             _ => {
                 let at = self.position(key)?;
-                (at, self.converted(at, key, value).ok_or_else(|| self.bad(at, key, &text))?)
+                (
+                    at,
+                    self.converted(at, key, value)
+                        .ok_or_else(|| self.bad(at, key, &text))?,
+                )
             }
         };
-        let new = Given { written: key.to_owned(), key: at, value, text };
+        let new = Given {
+            written: key.to_owned(),
+            key: at,
+            value,
+            text,
+        };
         match self.given.iter_mut().find(|g| g.key == at) {
             Some(old) => *old = new,
             None => self.given.push(new),
@@ -232,22 +284,37 @@ impl PolicySpec {
 
     fn position(&self, key: &str) -> Result<usize, PolicyError> {
         let keys = self.info.keys;
-        keys.iter().position(|k| k.name == key).or_else(|| keys.iter().position(|k| k.is_called(key))).ok_or_else(|| {
-            let all: Vec<&str> = keys.iter().map(|k| k.name).collect();
-            let names = keys.iter().flat_map(|k| std::iter::once(k.name).chain(k.also.iter().copied()));
-            let expected = match (nearest(key, names), all.is_empty()) {
-                (_, true) => "none, it has no keys".to_owned(),
-                (Some(near), _) => format!("\"{near}\" perhaps, or another of {}", all.join(", ")),
-                (None, _) => format!("one of {}", all.join(", ")),
-            };
-            PolicyError::UnknownKey { policy: self.info.json_name().to_owned(), found: key.to_owned(), expected }
-        })
+        keys.iter()
+            .position(|k| k.name == key)
+            .or_else(|| keys.iter().position(|k| k.is_called(key)))
+            .ok_or_else(|| {
+                let all: Vec<&str> = keys.iter().map(|k| k.name).collect();
+                let names = keys
+                    .iter()
+                    .flat_map(|k| std::iter::once(k.name).chain(k.also.iter().copied()));
+                let expected = match (nearest(key, names), all.is_empty()) {
+                    (_, true) => "none, it has no keys".to_owned(),
+                    (Some(near), _) => {
+                        format!("\"{near}\" perhaps, or another of {}", all.join(", "))
+                    }
+                    (None, _) => format!("one of {}", all.join(", ")),
+                };
+                PolicyError::UnknownKey {
+                    policy: self.info.json_name().to_owned(),
+                    found: key.to_owned(),
+                    expected,
+                }
+            })
     }
 
     /// Which key `key` is, and its value read from text.
     fn read(&self, key: &str, text: &str) -> Result<(usize, Value), PolicyError> {
         let at = self.position(key)?;
-        let kind = if self.is_log2(at, key) { super::Kind::Scale } else { self.info.keys[at].kind };
+        let kind = if self.is_log2(at, key) {
+            super::Kind::Scale
+        } else {
+            self.info.keys[at].kind
+        };
         let value = kind.parse(text).and_then(|v| self.converted(at, key, v));
         Ok((at, value.ok_or_else(|| self.bad(at, key, text))?))
     }
@@ -259,14 +326,20 @@ impl PolicySpec {
 
     fn converted(&self, at: usize, written: &str, value: Value) -> Option<Value> {
         if self.is_log2(at, written) {
-            let Some(Value::Real(scale)) = super::Kind::Scale.accept(value) else { return None };
+            let Some(Value::Real(scale)) = super::Kind::Scale.accept(value) else {
+                return None;
+            };
             return Some(Value::Real(scale.log2()));
         }
         self.info.keys[at].kind.accept(value)
     }
 
     fn bad(&self, at: usize, key: &str, found: &str) -> PolicyError {
-        let kind = if self.is_log2(at, key) { super::Kind::Scale } else { self.info.keys[at].kind };
+        let kind = if self.is_log2(at, key) {
+            super::Kind::Scale
+        } else {
+            self.info.keys[at].kind
+        };
         PolicyError::BadValue {
             policy: self.info.json_name().to_owned(),
             key: key.to_owned(),
@@ -288,19 +361,35 @@ mod tests {
 
     #[test]
     fn reads_names_aliases_keys_and_common_words() {
-        let spec = PolicySpec::parse("torch-amp:growth_interval=500,init_scale=2^10").expect("valid");
-        assert_eq!(spec.canonical(), "pytorch:growth_interval=500,init_scale=2^10");
+        let spec =
+            PolicySpec::parse("torch-amp:growth_interval=500,init_scale=2^10").expect("valid");
+        assert_eq!(
+            spec.canonical(),
+            "pytorch:growth_interval=500,init_scale=2^10"
+        );
         assert_eq!(spec.growth_interval(Defaults::Framework), Some(500));
         assert_eq!(spec.init_scale(Defaults::Class), 1024.0);
         let swept = spec.with("growth_interval", 7_u64).expect("valid");
-        assert_eq!(swept.canonical(), "pytorch:growth_interval=7,init_scale=2^10");
-        assert_eq!(PolicySpec::parse("static:init_scale=0.1").expect("valid").init_scale(Defaults::Class), f64::from(0.1_f32));
+        assert_eq!(
+            swept.canonical(),
+            "pytorch:growth_interval=7,init_scale=2^10"
+        );
+        assert_eq!(
+            PolicySpec::parse("static:init_scale=0.1")
+                .expect("valid")
+                .init_scale(Defaults::Class),
+            f64::from(0.1_f32)
+        );
     }
 
     #[test]
     fn refuses_with_the_nearest_right_name() {
         let message = |text: &str| PolicySpec::parse(text).expect_err("invalid").to_string();
-        assert!(message("pytroch").contains("\"pytorch\""), "{}", message("pytroch"));
+        assert!(
+            message("pytroch").contains("\"pytorch\""),
+            "{}",
+            message("pytroch")
+        );
         assert!(message("pytorch:growth_intervall=3").contains("\"growth_interval\" perhaps"));
         assert!(message("pytorch:growth_interval=x").contains("expected a whole number"));
         assert!(message("pytorch:growth_interval").contains("expected key=value"));

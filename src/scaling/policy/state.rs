@@ -45,27 +45,54 @@ impl<'a> Fields<'a> {
     }
 
     pub fn f64(&self, field: &str) -> Result<f64, PolicyError> {
-        self.state.get(field).and_then(as_number).ok_or_else(|| self.bad(field, "a number"))
+        self.state
+            .get(field)
+            .and_then(as_number)
+            .ok_or_else(|| self.bad(field, "a number"))
     }
 
     pub fn f32(&self, field: &str) -> Result<f32, PolicyError> {
         let x = self.f64(field)?;
         let narrow = x as f32;
-        if x.is_nan() || f64::from(narrow) == x { Ok(narrow) } else { Err(self.bad(field, "a number that f32 holds exactly")) }
+        if x.is_nan() || f64::from(narrow) == x {
+            Ok(narrow)
+        } else {
+            Err(self.bad(field, "a number that f32 holds exactly"))
+        }
     }
 
     pub fn i64(&self, field: &str) -> Result<i64, PolicyError> {
         let json = self.state.get(field);
-        json.and_then(|j| j.as_i64().or_else(|| whole(j.as_f64()?))).ok_or_else(|| self.bad(field, "an integer"))
+        json.and_then(|j| j.as_i64().or_else(|| whole(j.as_f64()?)))
+            .ok_or_else(|| self.bad(field, "an integer"))
+    }
+
+    /// A window that is taken modulo: at least 1.
+    pub fn window(&self, field: &str) -> Result<i64, PolicyError> {
+        self.i64(field)
+            .ok()
+            .filter(|w| *w >= 1)
+            .ok_or_else(|| self.bad(field, "an integer, at least 1"))
     }
 
     pub fn flag(&self, field: &str) -> Result<bool, PolicyError> {
-        self.state.get(field).and_then(Json::as_bool).ok_or_else(|| self.bad(field, "true or false"))
+        self.state
+            .get(field)
+            .and_then(Json::as_bool)
+            .ok_or_else(|| self.bad(field, "true or false"))
     }
 
     pub fn bad(&self, field: &str, expected: &'static str) -> PolicyError {
-        let found = self.state.get(field).map_or_else(|| "nothing".to_owned(), Json::to_string);
-        PolicyError::BadState { policy: self.policy, field: field.to_owned(), found, expected }
+        let found = self
+            .state
+            .get(field)
+            .map_or_else(|| "nothing".to_owned(), Json::to_string);
+        PolicyError::BadState {
+            policy: self.policy,
+            field: field.to_owned(),
+            found,
+            expected,
+        }
     }
 }
 
