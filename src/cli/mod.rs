@@ -1,6 +1,144 @@
 //! The command line: flags to library calls, results to words and an exit code.
+//!
+//! Nothing outside this room and `main.rs` prints, exits or reads the environment. Results go to stdout, progress and
+//! warnings to stderr. Exit status: 0 done; 1 done and the answer is bad news; 2 could not do what was asked.
+
+mod args;
+mod commands;
+mod terminal;
+mod values;
+
+use clap::Parser;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Done; bad news; could not.
+const DONE: u8 = 0;
+const COULD_NOT: u8 = 2;
+
+/// Why a command could not do what was asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CliError {
+    /// A value behind a flag.
+    #[error("parsing {flag} {text:?}: found {found}, expected {expected}")]
+    Value {
+        /// The flag.
+        flag: String,
+        /// What was typed.
+        text: String,
+        /// What is wrong in it.
+        found: String,
+        /// What belongs there.
+        expected: String,
+    },
+    /// A format's name.
+    #[error(transparent)]
+    Format(#[from] crate::float::ParseFormatError),
+    /// A policy.
+    #[error(transparent)]
+    Policy(#[from] crate::scaling::policy::PolicyError),
+    /// An input.
+    #[error(transparent)]
+    Input(#[from] crate::input::InputError),
+    /// A dump's options.
+    #[error(transparent)]
+    Gradients(#[from] crate::gradients::GradientsError),
+    /// A trace.
+    #[error(transparent)]
+    Trace(#[from] crate::tally::TraceError),
+    /// No recommendation.
+    #[error("{input}: {source}")]
+    Recommend {
+        /// The input.
+        input: String,
+        /// Why.
+        source: crate::scaling::RecommendError,
+    },
+    /// An output that cannot be written.
+    #[error("writing {path:?}: {source}; choose a folder that can be written with -o")]
+    Output {
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's word.
+        source: std::io::Error,
+    },
+    /// stdout.
+    #[error("writing the result: {0}")]
+    Stdout(#[from] std::io::Error),
+    /// A backend that this machine or build has not.
+    #[error("choosing --backend {found:?}: {reason}; --backend auto takes what there is, and all give the same integers")]
+    Backend {
+        /// The name.
+        found: String,
+        /// Why not.
+        reason: String,
+    },
+    /// Several inputs where one run is needed.
+    #[error("{doing}: found {found} inputs, expected one run; each input is a run of its own, and --as-ranks joins the ranks of one")]
+    SeveralRuns {
+        /// What was being done.
+        doing: &'static str,
+        /// How many.
+        found: usize,
+    },
+    /// A picture's ending.
+    #[error("drawing {path:?}: found no ending that says how, expected .svg or .png")]
+    PictureEnding {
+        /// The output.
+        path: PathBuf,
+    },
+    /// A figure that the input does not carry.
+    #[error("drawing {kind}: found {found}, expected {expected}")]
+    NothingToDraw {
+        /// The figure.
+        kind: &'static str,
+        /// What the input holds.
+        found: String,
+        /// What the figure needs.
+        expected: &'static str,
+    },
+    /// The picture could not be drawn.
+    #[error("drawing {path:?}: {reason}")]
+    Drawing {
+        /// The output.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+}
 
 /// Runs the program on the process's own arguments.
-pub fn main() -> std::process::ExitCode {
-    std::process::ExitCode::SUCCESS
+pub fn main() -> ExitCode {
+    // An interrupted run removes its temporary files; 130 is what a shell reports for SIGINT.
+    let _ = ctrlc::set_handler(|| {
+        crate::atomic::remove_open_files();
+        std::process::exit(130);
+    });
+    let cli = match args::Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _ = error.print();
+            return ExitCode::from(if error.use_stderr() { COULD_NOT } else { DONE });
+        }
+    };
+    match commands::run(&cli.command) {
+        Ok(status) => ExitCode::from(status),
+        Err(CliError::Stdout(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::from(DONE),
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "gradscale: {error}");
+            ExitCode::from(COULD_NOT)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        super::args::Cli::command().debug_assert();
+    }
 }

@@ -24,7 +24,33 @@ mod registry;
 mod spec;
 mod state;
 
+mod apex_amp;
+mod apex_contrib;
+mod apex_fp16_utils;
+mod apex_hysteresis;
+mod chainer;
+mod colossalai;
+mod deepspeed;
+mod deepspeed_fp16;
+mod fairseq;
 mod fixed;
+mod flax;
+mod fsdp;
+mod guided_diffusion;
+mod jmp;
+mod keras3;
+mod megatron;
+mod metaseq;
+mod mindspore_cell;
+mod mindspore_manager;
+mod mindspore_scaler;
+mod openseq2seq_backoff;
+mod openseq2seq_logmax;
+mod paddle;
+mod paddle_static_op;
+mod te_delayed_scaling;
+mod tf_contrib;
+mod tf_keras;
 mod torch_amp;
 
 pub use registry::{Exception, Key, Kind, PolicyInfo, ScaleType, Value, find, policies};
@@ -74,6 +100,25 @@ pub struct Update {
     pub change: Change,
 }
 
+impl Update {
+    /// What an update did, from the scale before and after it. A change in a step that overflowed is a backoff, also
+    /// where it raised the scale to its floor.
+    pub(crate) fn of(observed: Observed, before: impl Into<f64>, after: impl Into<f64>) -> Update {
+        let (before, after) = (before.into(), after.into());
+        let change = if before == after || (before.is_nan() && after.is_nan()) {
+            Change::Kept
+        } else if !observed.found_inf && after > before {
+            Change::Grown
+        } else {
+            Change::BackedOff
+        };
+        Update {
+            skipped: observed.found_inf,
+            change,
+        }
+    }
+}
+
 /// A policy's own end: the framework raises an error here and training stops.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{kind}: {message}")]
@@ -106,7 +151,10 @@ pub trait Policy: std::fmt::Debug + Send + Sync {
 
     /// Does at once what `steps` clean updates would do; `steps` is at most [`quiet_steps`](Policy::quiet_steps).
     fn pass_quietly(&mut self, steps: u64) {
-        debug_assert_eq!(steps, 0, "a policy with quiet steps passes them itself");
+        debug_assert_eq!(
+            steps, 0,
+            "a policy with quiet steps passes them itself"
+        );
     }
 
     /// A key of the whole state: two policies of one configuration that have the same one behave alike from here on.

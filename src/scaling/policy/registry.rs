@@ -469,7 +469,40 @@ impl Settings<'_> {
 
 /// Every policy, in the order of the list that `gradscale policies` prints.
 pub fn policies() -> &'static [&'static PolicyInfo] {
-    &[&super::torch_amp::INFO, &super::fixed::INFO]
+    &[
+        &super::torch_amp::INFO,
+        &super::fsdp::INFO,
+        &super::fixed::INFO,
+        &super::apex_amp::INFO,
+        &super::apex_fp16_utils::INFO,
+        &super::apex_contrib::INFO,
+        &super::apex_hysteresis::INFO,
+        &super::fairseq::INFO,
+        &super::metaseq::INFO,
+        &super::deepspeed::INFO,
+        &super::deepspeed::LEGACY,
+        &super::deepspeed_fp16::FUSED,
+        &super::deepspeed_fp16::UNFUSED,
+        &super::megatron::INFO,
+        &super::colossalai::INFO,
+        &super::tf_keras::INFO,
+        &super::keras3::TORCH,
+        &super::keras3::JAX,
+        &super::tf_contrib::INFO,
+        &super::paddle::INFO,
+        &super::paddle_static_op::INFO,
+        &super::flax::INFO,
+        &super::jmp::EAGER,
+        &super::jmp::JIT,
+        &super::mindspore_manager::INFO,
+        &super::mindspore_cell::INFO,
+        &super::mindspore_scaler::INFO,
+        &super::chainer::INFO,
+        &super::guided_diffusion::INFO,
+        &super::openseq2seq_backoff::INFO,
+        &super::openseq2seq_logmax::INFO,
+        &super::te_delayed_scaling::INFO,
+    ]
 }
 
 /// The policy of this name or alias.
@@ -510,4 +543,159 @@ fn distance(a: &str, b: &str) -> usize {
         }
     }
     row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Defaults, Observed, PolicySpec};
+    use super::*;
+
+    #[test]
+    fn every_policy_builds_both_ways_and_its_defaults_are_of_their_kind() {
+        for info in policies() {
+            let spec = PolicySpec::parse(info.name).expect("a bare name is valid");
+            for defaults in [Defaults::Class, Defaults::Framework] {
+                let scale = spec
+                    .build(defaults)
+                    .expect("defaults go together")
+                    .loss_scale();
+                assert!(
+                    scale > 0.0 && scale.is_finite(),
+                    "{} starts at {scale}",
+                    info.name
+                );
+            }
+            for key in info.keys {
+                for value in key.class.iter().chain([&key.framework]) {
+                    assert_eq!(
+                        key.kind.accept(value.clone()).as_ref(),
+                        Some(value),
+                        "{} {}",
+                        info.name,
+                        key.name
+                    );
+                    assert_eq!(
+                        key.kind.parse(&value.to_string()).as_ref(),
+                        Some(value),
+                        "{} {}",
+                        info.name,
+                        key.name
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn no_name_means_two_things() {
+        let mut names: Vec<&str> = policies()
+            .iter()
+            .flat_map(|p| p.aliases.iter().copied().chain([p.name]))
+            .collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(
+            names.len(),
+            policies()
+                .iter()
+                .map(|p| 1 + p.aliases.len())
+                .sum::<usize>()
+        );
+        for info in policies() {
+            let mut keys: Vec<&str> = info
+                .keys
+                .iter()
+                .flat_map(|k| k.also.iter().copied().chain([k.name]))
+                .collect();
+            keys.sort_unstable();
+            let all = keys.len();
+            keys.dedup();
+            assert_eq!(keys.len(), all, "{}", info.name);
+        }
+    }
+
+    /// The shared example of the reference: start 64, interval 3, hysteresis 2 where there is one.
+    #[test]
+    fn the_shared_example_comes_out_as_in_the_reference() {
+        let flags = [0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0];
+        let plain = "64 64 64 128 128 64 64 64 128 128 64 32 32 32 64 64";
+        let forgiving = "64 64 64 128 128 128 128 128 256 256 256 128 128 128 256 256";
+        let late = "64 64 64 64 128 64 64 64 64 128 64 32 32 32 32 64";
+        for (text, expected) in [
+            (
+                "static:scale=64",
+                "64 64 64 64 64 64 64 64 64 64 64 64 64 64 64 64",
+            ),
+            ("torch-amp:init_scale=64,growth_interval=3", plain),
+            ("fsdp:init_scale=64,growth_interval=3,device=cpu", plain),
+            ("apex-amp:init_scale=64,growth_interval=3", plain),
+            ("apex-fp16-utils:init_scale=64,growth_interval=3", plain),
+            (
+                "apex-contrib-fp16-optimizer:init_scale=64,growth_interval=3",
+                plain,
+            ),
+            (
+                "apex-update-scale-hysteresis:init_scale=64,growth_interval=3,hysteresis=2",
+                forgiving,
+            ),
+            ("fairseq:init_scale=64,growth_interval=3", plain),
+            (
+                "metaseq:init_scale=64,growth_interval=3",
+                "64 64 64 128 128 64 64 64 128 128 64 32 64 128 128 256",
+            ),
+            // The cut shows at index 11, right after the second overflow of the pair (the reference prints it one later,
+            // where no overflow is; the recorded traces decide).
+            (
+                "deepspeed:init_scale=64,growth_interval=3,hysteresis=2",
+                "64 64 64 64 128 128 128 128 128 256 256 128 128 128 128 256",
+            ),
+            (
+                "deepspeed-legacy:init_scale=64,growth_interval=3,hysteresis=2",
+                forgiving,
+            ),
+            ("deepspeed-fp16-fused:init_scale=64,growth_interval=3", late),
+            (
+                "deepspeed-fp16-unfused:init_scale=64,growth_interval=3",
+                late,
+            ),
+            (
+                "megatron:init_scale=64,growth_interval=3,hysteresis=2",
+                forgiving,
+            ),
+            (
+                "colossalai:init_scale=64,growth_interval=3,hysteresis=2",
+                forgiving,
+            ),
+            ("tf-keras:init_scale=64,growth_interval=3", plain),
+            ("keras3:init_scale=64,growth_interval=3", plain),
+            ("paddle:init_scale=64,growth_interval=3", plain),
+            ("flax:init_scale=64,growth_interval=3", late),
+            ("jmp:init_scale=64,growth_interval=3", plain),
+            ("mindspore-manager:init_scale=64,growth_interval=3", plain),
+            ("mindspore-cell:init_scale=64,growth_interval=3", plain),
+            (
+                "mindspore-dynamic-loss-scaler:init_scale=64,growth_interval=3",
+                plain,
+            ),
+            (
+                "openseq2seq-backoff:max_scale=64,growth_interval=3",
+                "64 64 64 64 64 32 32 32 64 64 32 16 16 16 32 32",
+            ),
+        ] {
+            let mut policy = PolicySpec::parse(text)
+                .and_then(|s| s.build(Defaults::Class))
+                .expect(text);
+            let mut scales = vec![policy.loss_scale().to_string()];
+            for flag in flags {
+                policy
+                    .update(Observed {
+                        found_inf: flag == 1,
+                        amax: None,
+                    })
+                    .expect("no terminal state in so few steps");
+                scales.push(policy.loss_scale().to_string());
+            }
+            assert_eq!(scales.join(" "), expected, "{text}");
+        }
+    }
 }

@@ -67,6 +67,14 @@ impl<'a> Fields<'a> {
             .ok_or_else(|| self.bad(field, "an integer"))
     }
 
+    /// A window that is taken modulo: at least 1.
+    pub fn window(&self, field: &str) -> Result<i64, PolicyError> {
+        self.i64(field)
+            .ok()
+            .filter(|w| *w >= 1)
+            .ok_or_else(|| self.bad(field, "an integer, at least 1"))
+    }
+
     pub fn flag(&self, field: &str) -> Result<bool, PolicyError> {
         self.state
             .get(field)

@@ -15,14 +15,9 @@
 
 use serde_json::Value as Json;
 
-use super::registry::{Exception, Key, Kind, PolicyInfo, ScaleType, Settings, Value};
+use super::registry::{Key, Kind, PolicyInfo, ScaleType, Settings, Value};
 use super::state::{Fields, number, state};
-use super::{Change, Observed, Policy, PolicyError, State, Terminal, Update};
-
-const TO_ZERO: Exception = Exception {
-    law: "scale_stays_positive",
-    reason: "there is no floor: from 65536 the scale is exactly 0 after 166 overflows in a row, and stays there",
-};
+use super::{Observed, Policy, PolicyError, State, Terminal, Update};
 
 /// The registry's entry of `torch-amp`.
 pub(crate) const INFO: PolicyInfo = PolicyInfo {
@@ -43,7 +38,7 @@ Quirks: no floor, so 166 overflows in a row from 65536 give a scale of exactly 0
 scale is infinite and a clean step writes inf or NaN into the weights (144 overflows in a row). growth_interval=none does
 not make the scale static: the first update raises TypeError. Accelerate and Lightning hold this scaler.",
     source: "pytorch/pytorch torch/amp/grad_scaler.py, aten/src/ATen/native/cpu/AmpGradScalerKernels.cpp; torch 2.15.0",
-    exceptions: &[TO_ZERO],
+    exceptions: &[],
     build,
 };
 
@@ -81,42 +76,31 @@ impl Policy for TorchAmp {
                 message: "_amp_update_scale_(): argument 'growth_interval' (position 6) must be int, not NoneType".to_owned(),
             });
         };
+        let before = self.scale;
         if observed.found_inf {
             self.scale = (f64::from(self.scale) * self.backoff_factor) as f32;
             self.growth_tracker = 0;
-            return Ok(Update {
-                skipped: true,
-                change: Change::BackedOff,
-            });
+            return Ok(Update::of(observed, before, self.scale));
         }
         // unscale_ multiplies by the f64 reciprocal rounded to f32.
         if ((1.0 / f64::from(self.scale)) as f32).is_infinite() {
             self.steps_that_wrote_nonfinite_params += 1;
         }
-        let change = grow(
+        grow(
             &mut self.scale,
             &mut self.growth_tracker,
             self.growth_factor,
             interval,
         );
-        Ok(Update {
-            skipped: false,
-            change,
-        })
+        Ok(Update::of(observed, before, self.scale))
     }
 
     fn quiet_steps(&self) -> u64 {
         match self.growth_interval {
             // The inverse of a smaller scale is infinite, and a clean step then writes into the weights.
             Some(interval) if self.scale > 2f32.powi(-127) => {
-                let left = interval
-                    .saturating_sub(1)
-                    .saturating_sub(self.growth_tracker);
-                if left < 0 {
-                    i64::MAX as u64
-                } else {
-                    left as u64
-                }
+                let left = interval.saturating_sub(1).saturating_sub(self.growth_tracker);
+                u64::try_from(left).unwrap_or(i64::MAX as u64)
             }
             _ => 0,
         }
@@ -173,21 +157,13 @@ impl Policy for TorchAmp {
 }
 
 /// A clean step of `_amp_update_scale_`: equality with the interval, and a growth that must stay finite.
-pub(super) fn grow(
-    scale: &mut f32,
-    growth_tracker: &mut i64,
-    growth_factor: f64,
-    interval: i64,
-) -> Change {
-    if *growth_tracker + 1 != interval {
-        *growth_tracker += 1;
-        return Change::Kept;
+pub(super) fn grow(scale: &mut f32, growth_tracker: &mut i64, growth_factor: f64, interval: i64) {
+    *growth_tracker += 1;
+    if *growth_tracker == interval {
+        *growth_tracker = 0;
+        let grown = (f64::from(*scale) * growth_factor) as f32;
+        if grown.is_finite() {
+            *scale = grown;
+        }
     }
-    *growth_tracker = 0;
-    let grown = (f64::from(*scale) * growth_factor) as f32;
-    if grown.is_finite() && grown != *scale {
-        *scale = grown;
-        return Change::Grown;
-    }
-    Change::Kept
 }
