@@ -48,26 +48,44 @@ impl Run {
     /// Reads the archive that is part of the program.
     pub fn read(self) -> BuiltIn {
         // The archive is part of this program and a test reads it: an error here is a bug of ours.
-        let mut zip = zip::ZipArchive::new(Cursor::new(self.bytes())).expect("the built-in archive is whole");
+        let mut zip =
+            zip::ZipArchive::new(Cursor::new(self.bytes())).expect("the built-in archive is whole");
         let mut members: Vec<(String, Vec<u8>)> = Vec::new();
         for index in 0..zip.len() {
             let mut member = zip.by_index(index).expect("the built-in archive is whole");
             let mut bytes = Vec::new();
-            member.read_to_end(&mut bytes).expect("the built-in archive is whole");
-            members.push((member.name().to_owned(), bytes));
+            member
+                .read_to_end(&mut bytes)
+                .expect("the built-in archive is whole");
+            let name = member
+                .name()
+                .expect("the built-in names are text")
+                .into_owned();
+            members.push((name, bytes));
         }
         members.sort();
-        let member = |name: &str| {
-            members.iter().find(|(n, _)| n == name).map(|(_, b)| b.as_slice()).expect("the built-in archive is whole")
+        let member = |name: &str| -> &[u8] {
+            members
+                .iter()
+                .find(|(n, _)| n == name)
+                .map(|(_, b)| b.as_slice())
+                .expect("the built-in archive is whole")
         };
-        let chunks = members.iter().filter(|(n, _)| n.starts_with("trace/")).map(|(n, b)| (n.as_str(), b.as_slice()));
+        let chunks = members
+            .iter()
+            .filter(|(n, _)| n.starts_with("trace/"))
+            .map(|(n, b)| (n.as_str(), b.as_slice()));
         let trace = store::read_chunks(chunks).expect("the built-in trace is whole");
         let real = series::parse(member("fp16.csv"), std::path::Path::new("fp16.csv"))
             .expect("the built-in series is whole")
             .remove(0);
         let about: Map<String, Value> =
             serde_json::from_slice(member("about.json")).expect("the built-in note is whole");
-        let device = about.get("device").and_then(Value::as_str).unwrap_or("cpu").to_owned();
+        let device = about
+            .get("device")
+            .and_then(Value::as_str)
+            .unwrap_or("cpu")
+            .to_owned();
         let mut warnings = Vec::new();
         if device.starts_with("cpu") {
             warnings.push(Warning::new(
@@ -78,6 +96,15 @@ impl Run {
             ));
         }
         let label = format!("built-in {} run", self.name());
-        BuiltIn { trace: NamedTrace { label, kind: "built-in", trace, warnings }, real, about }
+        BuiltIn {
+            trace: NamedTrace {
+                label,
+                kind: "built-in",
+                trace,
+                warnings,
+            },
+            real,
+            about,
+        }
     }
 }

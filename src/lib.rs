@@ -18,6 +18,7 @@
 
 pub mod analysis;
 pub mod atomic;
+pub mod builtin;
 pub mod float;
 pub mod gradients;
 pub mod input;

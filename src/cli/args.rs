@@ -130,7 +130,12 @@ pub struct AnalyzeArgs {
     #[arg(long, default_value = "fp16")]
     pub format: String,
     /// Loss scales: `1,1024,65536` or powers `2^0..2^24`
-    #[arg(long, value_name = "LIST", default_value = "2^-8..2^32", allow_hyphen_values = true)]
+    #[arg(
+        long,
+        value_name = "LIST",
+        default_value = "2^-8..2^32",
+        allow_hyphen_values = true
+    )]
     pub scales: String,
     /// Rounding errors too: mean relative error and SQNR (needs the gradients themselves)
     #[arg(long)]
@@ -167,10 +172,20 @@ pub struct ChoosingArgs {
     #[arg(long, value_enum, default_value = "elements")]
     pub measure: MeasureArg,
     /// An interval within this share of the least lost update is as good
-    #[arg(long, value_name = "SHARE", default_value = "0.0005", allow_hyphen_values = true)]
+    #[arg(
+        long,
+        value_name = "SHARE",
+        default_value = "0.0005",
+        allow_hyphen_values = true
+    )]
     pub tolerance: String,
     /// Skipped steps allowed where only amax is known, as a share of the steps
-    #[arg(long, value_name = "SHARE", default_value = "0.001", allow_hyphen_values = true)]
+    #[arg(
+        long,
+        value_name = "SHARE",
+        default_value = "0.001",
+        allow_hyphen_values = true
+    )]
     pub skip_budget: String,
     /// Start from this scale instead of the policy's own
     #[arg(long, value_name = "SCALE", allow_hyphen_values = true)]

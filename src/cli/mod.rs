@@ -68,7 +68,9 @@ pub enum CliError {
     #[error("writing the result: {0}")]
     Stdout(#[from] std::io::Error),
     /// A backend that this machine or build has not.
-    #[error("choosing --backend {found:?}: {reason}; --backend auto takes what there is, and all give the same integers")]
+    #[error(
+        "choosing --backend {found:?}: {reason}; --backend auto takes what there is, and all give the same integers"
+    )]
     Backend {
         /// The name.
         found: String,
@@ -76,7 +78,9 @@ pub enum CliError {
         reason: String,
     },
     /// Several inputs where one run is needed.
-    #[error("{doing}: found {found} inputs, expected one run; each input is a run of its own, and --as-ranks joins the ranks of one")]
+    #[error(
+        "{doing}: found {found} inputs, expected one run; each input is a run of its own, and --as-ranks joins the ranks of one"
+    )]
     SeveralRuns {
         /// What was being done.
         doing: &'static str,
@@ -125,7 +129,9 @@ pub fn main() -> ExitCode {
     };
     match commands::run(&cli.command) {
         Ok(status) => ExitCode::from(status),
-        Err(CliError::Stdout(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::from(DONE),
+        Err(CliError::Stdout(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => {
+            ExitCode::from(DONE)
+        }
         Err(error) => {
             let _ = writeln!(std::io::stderr(), "gradscale: {error}");
             ExitCode::from(COULD_NOT)

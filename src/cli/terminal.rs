@@ -15,7 +15,10 @@ pub struct Bar {
 impl Bar {
     /// A bar, or silence where it is asked for.
     pub fn new(quiet: bool) -> Bar {
-        Bar { shown: !quiet && std::io::stderr().is_terminal(), now: Mutex::new(None) }
+        Bar {
+            shown: !quiet && std::io::stderr().is_terminal(),
+            now: Mutex::new(None),
+        }
     }
 }
 
@@ -28,7 +31,9 @@ impl Progress for Bar {
 
     fn advance(&self, parts: u64) {
         let Ok(mut now) = self.now.lock() else { return };
-        let Some((what, total, done, since, bar)) = now.as_mut() else { return };
+        let Some((what, total, done, since, bar)) = now.as_mut() else {
+            return;
+        };
         *done += parts;
         if bar.is_none() && since.elapsed() > Duration::from_secs(1) {
             let new = ProgressBar::with_draw_target(Some(*total), ProgressDrawTarget::stderr());

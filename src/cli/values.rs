@@ -19,12 +19,16 @@ pub fn scale(flag: &str, text: &str) -> Result<f64, CliError> {
     let expected = "a positive scale such as 65536 or 2^16";
     let value = match text.trim().split_once('^') {
         Some(("2", exponent)) => {
-            let exponent: i32 =
-                exponent.parse().map_err(|_| bad(flag, text, format!("the exponent {exponent:?}"), expected))?;
+            let exponent: i32 = exponent
+                .parse()
+                .map_err(|_| bad(flag, text, format!("the exponent {exponent:?}"), expected))?;
             crate::float::exp2(exponent)
         }
         Some((base, _)) => return Err(bad(flag, text, format!("the base {base:?}"), expected)),
-        None => text.trim().parse().map_err(|_| bad(flag, text, format!("{text:?}"), expected))?,
+        None => text
+            .trim()
+            .parse()
+            .map_err(|_| bad(flag, text, format!("{text:?}"), expected))?,
     };
     if value.is_finite() && value > 0.0 {
         Ok(value)
@@ -41,28 +45,57 @@ pub fn scales(flag: &str, text: &str) -> Result<Vec<f32>, CliError> {
             Some((low, high)) => {
                 let power = |end: &str| {
                     let value = scale(flag, end)?;
-                    crate::float::exact_log2(value)
-                        .ok_or_else(|| bad(flag, text, format!("{end}, which is no power of two"), "low..high such as 2^0..2^24"))
+                    crate::float::exact_log2(value).ok_or_else(|| {
+                        bad(
+                            flag,
+                            text,
+                            format!("{end}, which is no power of two"),
+                            "low..high such as 2^0..2^24",
+                        )
+                    })
                 };
                 // 2^0..0 is a slip: its end is a scale of 0.
                 let low = power(low)?;
                 let high = power(high.trim_start_matches('=')).map_err(|error| {
-                    if high.trim() == "0" { bad(flag, text, "an empty range", "low..high such as 2^0..2^24") } else { error }
+                    if high.trim() == "0" {
+                        bad(flag, text, "an empty range", "low..high such as 2^0..2^24")
+                    } else {
+                        error
+                    }
                 })?;
                 if low > high {
-                    return Err(bad(flag, text, "an empty range", "low..high such as 2^0..2^24"));
+                    return Err(bad(
+                        flag,
+                        text,
+                        "an empty range",
+                        "low..high such as 2^0..2^24",
+                    ));
                 }
                 scales.extend((low..=high).map(crate::float::exp2));
             }
             None => scales.push(scale(flag, part)?),
         }
         if scales.len() > MOST_SCALES {
-            return Err(bad(flag, text, format!("more than {MOST_SCALES} scales"), "fewer"));
+            return Err(bad(
+                flag,
+                text,
+                format!("more than {MOST_SCALES} scales"),
+                "fewer",
+            ));
         }
     }
     let narrowed: Vec<f32> = scales.iter().map(|&s| s as f32).collect();
-    match narrowed.iter().zip(&scales).find(|(s, _)| **s == 0.0 || s.is_infinite()) {
-        Some((_, wide)) => Err(bad(flag, text, format!("{wide:e}"), "a scale that an f32 holds")),
+    match narrowed
+        .iter()
+        .zip(&scales)
+        .find(|(s, _)| **s == 0.0 || s.is_infinite())
+    {
+        Some((_, wide)) => Err(bad(
+            flag,
+            text,
+            format!("{wide:e}"),
+            "a scale that an f32 holds",
+        )),
         None => Ok(narrowed),
     }
 }
@@ -74,8 +107,15 @@ pub fn share(flag: &str, text: &str) -> Result<f64, CliError> {
         Some(number) => (number.trim(), 100.0),
         None => (text.trim(), 1.0),
     };
-    let value = number.parse::<f64>().map_err(|_| bad(flag, text, format!("{text:?}"), expected))? / unit;
-    if (0.0..=1.0).contains(&value) { Ok(value) } else { Err(bad(flag, text, format!("{text:?}"), expected)) }
+    let value = number
+        .parse::<f64>()
+        .map_err(|_| bad(flag, text, format!("{text:?}"), expected))?
+        / unit;
+    if (0.0..=1.0).contains(&value) {
+        Ok(value)
+    } else {
+        Err(bad(flag, text, format!("{text:?}"), expected))
+    }
 }
 
 /// `960x540`.
@@ -83,7 +123,13 @@ pub fn size(flag: &str, text: &str) -> Result<(u32, u32), CliError> {
     let expected = "WIDTHxHEIGHT in pixels from 200 to 8000, such as 960x540";
     let wrong = || bad(flag, text, format!("{text:?}"), expected);
     let (width, height) = text.split_once(['x', 'X', '×']).ok_or_else(wrong)?;
-    let side = |side: &str| side.trim().parse::<u32>().ok().filter(|s| (200..=8000).contains(s)).ok_or_else(wrong);
+    let side = |side: &str| {
+        side.trim()
+            .parse::<u32>()
+            .ok()
+            .filter(|s| (200..=8000).contains(s))
+            .ok_or_else(wrong)
+    };
     Ok((side(width)?, side(height)?))
 }
 
@@ -93,20 +139,38 @@ mod tests {
 
     #[test]
     fn scales_read_as_numbers_powers_and_ranges() {
-        assert_eq!(scales("--scales", "1,1024,2^16").unwrap(), [1.0, 1024.0, 65536.0]);
-        assert_eq!(scales("--scales", "2^-2..2^1").unwrap(), [0.25, 0.5, 1.0, 2.0]);
+        assert_eq!(
+            scales("--scales", "1,1024,2^16").unwrap(),
+            [1.0, 1024.0, 65536.0]
+        );
+        assert_eq!(
+            scales("--scales", "2^-2..2^1").unwrap(),
+            [0.25, 0.5, 1.0, 2.0]
+        );
         assert_eq!(scales("--scales", "24576.25").unwrap(), [24576.25]);
-        assert_eq!(scales("--scales", "0.00390625,0.125").unwrap(), [0.00390625, 0.125]);
+        assert_eq!(
+            scales("--scales", "0.00390625,0.125").unwrap(),
+            [0.00390625, 0.125]
+        );
     }
 
     #[test]
     fn wrong_scales_are_refused_with_the_text_quoted() {
-        for text in ["", "-1", "0", "2^0..0", "2^5..2^3", "3^4", "1e60", "2^2000", "abc", "1..3", "nan", "inf", "1,,2"] {
+        for text in [
+            "", "-1", "0", "2^0..0", "2^5..2^3", "3^4", "1e60", "2^2000", "abc", "1..3", "nan",
+            "inf", "1,,2",
+        ] {
             let message = scales("--scales", text).unwrap_err().to_string();
-            assert!(message.contains("--scales") && message.contains(&format!("{text:?}")), "{text}: {message}");
+            assert!(
+                message.contains("--scales") && message.contains(&format!("{text:?}")),
+                "{text}: {message}"
+            );
         }
         let message = scales("--scales", "2^0..0").unwrap_err().to_string();
-        assert!(message.contains("an empty range") && message.contains("2^0..2^24"), "{message}");
+        assert!(
+            message.contains("an empty range") && message.contains("2^0..2^24"),
+            "{message}"
+        );
     }
 
     #[test]

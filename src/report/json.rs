@@ -227,3 +227,24 @@ pub fn shown_candidates(answer: &Recommendation) -> Vec<&Candidate> {
     places.dedup();
     places.into_iter().map(|i| &all[i]).collect()
 }
+
+/// `gradscale.formats/1`.
+pub fn formats(formats: &[crate::float::Format]) -> Value {
+    json!({
+        "schema": "gradscale.formats/1",
+        "formats": formats.iter().map(|f| json!({
+            "name": f.name,
+            "bits": f.bits,
+            "significand_bits": f.significand_bits,
+            "min_exponent": f.min_exponent,
+            "max_exponent": f.max_exponent,
+            "largest_finite": f64::from(f.largest_finite()),
+            "smallest_normal": f64::from(f.smallest_normal()),
+            "smallest_subnormal": f64::from(f.smallest_subnormal()),
+            "last_to_zero": f64::from(f32::from_bits(f.last_zero_bits())),
+            "first_normal": f64::from(f32::from_bits(f.first_normal_bits())),
+            "first_overflow": f64::from(f32::from_bits(f.first_overflow_bits())),
+            "has_infinity": f.top == crate::float::Top::Infinity,
+        })).collect::<Vec<_>>(),
+    })
+}

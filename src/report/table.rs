@@ -326,3 +326,38 @@ pub fn recommendation(answer: &Recommendation, label: &str) -> String {
     }
     out
 }
+
+/// The formats and their thresholds.
+pub fn formats(formats: &[crate::float::Format]) -> String {
+    let number = |value: f32| match crate::float::exact_log2(value.into()) {
+        Some(e) if !(-3..=20).contains(&e) => format!("2^{e}"),
+        _ => text::significant(value.into(), 6),
+    };
+    let rows: Vec<Vec<String>> = formats
+        .iter()
+        .map(|f| {
+            vec![
+                f.name.to_owned(),
+                f.significand_bits.to_string(),
+                format!("{}..{}", f.min_exponent, f.max_exponent),
+                number(f32::from_bits(f.last_zero_bits())),
+                number(f.smallest_subnormal()),
+                number(f.smallest_normal()),
+                number(f.largest_finite()),
+                number(f32::from_bits(f.first_overflow_bits())),
+            ]
+        })
+        .collect();
+    let headings = [
+        "format",
+        "significand",
+        "exponents",
+        "to zero ≤",
+        "subnormal",
+        "normal",
+        "largest",
+        "overflow ≥",
+    ];
+    text::table(&headings, &rows)
+        + "\nRounding is to nearest, ties to even. fp8-e4m3fn has no infinity: above 464 it gives NaN.\n"
+}

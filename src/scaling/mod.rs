@@ -11,7 +11,7 @@ mod underflow;
 
 pub use recommend::{
     Answer, Basis, FEWEST_STEPS, Options, RecommendError, Recommendation, Setting, TooShort,
-    character, percent, recommend,
+    character, common_interval, percent, recommend,
 };
 pub use run::{Limits, Run, RunOptions, Verdict};
 pub use settings::Framework;

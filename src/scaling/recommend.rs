@@ -341,6 +341,29 @@ pub fn recommend(run: &Run, options: &Options) -> Result<Recommendation, Recomme
     })
 }
 
+/// The interval that is as good for every run, nearest to the default, with the stretch around it; `None` where there is
+/// none, or a run has no recommendation.
+pub fn common_interval<'a>(
+    answers: impl Iterator<Item = &'a Recommendation>,
+) -> Option<(u64, u64, Option<u64>)> {
+    let mut common: Option<(u64, u64, Option<u64>)> = None;
+    for answer in answers {
+        let (low, high) = answer.interval?;
+        let default = answer.default_interval;
+        let (_, seen_low, seen_high) = common.unwrap_or((default, 1, None));
+        let low = low.max(seen_low);
+        let high = match (high, seen_high) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+        if high.is_some_and(|high| high < low) {
+            return None;
+        }
+        common = Some((default.clamp(low, high.unwrap_or(u64::MAX)), low, high));
+    }
+    common
+}
+
 /// The recommended interval; the default's own number where its replay stands for it.
 fn interval_of(choice: &Choice, default_interval: u64) -> u64 {
     if choice.recommended == choice.default {

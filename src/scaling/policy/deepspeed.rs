@@ -211,7 +211,11 @@ impl Policy for DeepSpeed {
             true => (since % window, false),
             false => ((since - 1) % window, since == 1),
         };
-        let left = if into == 0 && !first { 0 } else { window - into };
+        let left = if into == 0 && !first {
+            0
+        } else {
+            window - into
+        };
         left as u64
     }
 
@@ -226,7 +230,11 @@ impl Policy for DeepSpeed {
         // Only the place within the window counts, once the first window after an overflow is over.
         let since = self.cur_iter - self.last_overflow_iter;
         let window = self.scale_window;
-        let place = if since <= window { since } else { window + 1 + (since - 1) % window };
+        let place = if since <= window {
+            since
+        } else {
+            window + 1 + (since - 1) % window
+        };
         [
             self.cur_scale.to_bits(),
             (place as u64) << 16 | self.cur_hysteresis as u64 & 0xFFFF,

@@ -96,7 +96,10 @@ impl Policy for Megatron {
     }
 
     fn quiet_steps(&self) -> u64 {
-        let left = self.growth_interval.saturating_sub(1).saturating_sub(self.growth_tracker);
+        let left = self
+            .growth_interval
+            .saturating_sub(1)
+            .saturating_sub(self.growth_tracker);
         u64::try_from(left).unwrap_or(i64::MAX as u64)
     }
 

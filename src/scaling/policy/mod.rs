@@ -151,10 +151,7 @@ pub trait Policy: std::fmt::Debug + Send + Sync {
 
     /// Does at once what `steps` clean updates would do; `steps` is at most [`quiet_steps`](Policy::quiet_steps).
     fn pass_quietly(&mut self, steps: u64) {
-        debug_assert_eq!(
-            steps, 0,
-            "a policy with quiet steps passes them itself"
-        );
+        debug_assert_eq!(steps, 0, "a policy with quiet steps passes them itself");
     }
 
     /// A key of the whole state: two policies of one configuration that have the same one behave alike from here on.
