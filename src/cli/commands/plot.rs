@@ -1,8 +1,147 @@
 //! `gradscale plot`.
 
-use crate::cli::args::PlotArgs;
-use crate::cli::{CliError, DONE};
+use super::{Reading, built_in, choosing};
+use crate::atomic;
+use crate::cli::args::{PlotArgs, PlotKind, ThemeArg};
+use crate::cli::{CliError, DONE, values};
+use crate::input::NamedTrace;
+use crate::plot::{Draw, DrawError, Size, Theme, png, svg};
+use crate::report::figures::{Figures, Subject};
+use crate::scaling::policy::PolicySpec;
+use std::path::Path;
 
-pub fn run(_args: &PlotArgs) -> Result<u8, CliError> {
-    Ok(DONE)
+pub fn run(args: &PlotArgs) -> Result<u8, CliError> {
+    let reading = Reading::new(&args.reading)?;
+    let options = choosing(&args.choosing)?;
+    let size = values::size("--size", &args.size)?;
+    let theme = match args.theme {
+        ThemeArg::Screen => Theme::Screen,
+        ThemeArg::Print => Theme::Print,
+    };
+    let specs = args
+        .with
+        .iter()
+        .map(|text| PolicySpec::parse(text))
+        .collect::<Result<Vec<_>, _>>()?;
+    let form = match args.output.extension().and_then(|e| e.to_str()) {
+        Some("svg") => Form::Svg,
+        Some("png") => Form::Png,
+        _ => {
+            return Err(CliError::PictureEnding {
+                path: args.output.clone(),
+            });
+        }
+    };
+    let (trace, real) = match args.demo {
+        Some(demo) => {
+            let run = built_in(demo).read();
+            (run.trace, Some(run.real))
+        }
+        None => {
+            let mut traces: Vec<NamedTrace> = reading.traces(&args.inputs, None)?;
+            if traces.len() != 1 {
+                return Err(CliError::SeveralRuns {
+                    doing: "drawing",
+                    found: traces.len(),
+                });
+            }
+            (traces.remove(0), None)
+        }
+    };
+    let run = reading.run_of(&trace);
+    reading.warn(&run.warnings);
+    let subject = Subject {
+        label: &trace.label,
+        trace: &trace.trace,
+        run: &run,
+        real: real.as_ref(),
+    };
+    let figures =
+        Figures::new(subject, &options, &specs).map_err(|source| CliError::Recommend {
+            input: trace.label.clone(),
+            source,
+        })?;
+    let out = Out {
+        path: &args.output,
+        data: args.data.as_deref(),
+        form,
+        size,
+        theme,
+    };
+    let missing = |kind: &'static str, expected: &'static str| CliError::NothingToDraw {
+        kind,
+        found: format!(
+            "a {} of {} steps with {} sketches",
+            trace.kind,
+            run.len(),
+            trace.trace.samples.len()
+        ),
+        expected,
+    };
+    match args.kind {
+        PlotKind::Rates => out.write(
+            &figures
+                .rates
+                .ok_or_else(|| missing("rates", "sketches of gradients"))?,
+        ),
+        PlotKind::Binades => out.write(
+            &figures
+                .binades
+                .ok_or_else(|| missing("binades", "sketches of gradients"))?,
+        ),
+        PlotKind::Headroom => out.write(
+            &figures
+                .headroom
+                .ok_or_else(|| missing("headroom", "amax of tensors"))?,
+        ),
+        PlotKind::Trajectory => out.write(&figures.trajectory),
+        PlotKind::Tradeoff => out.write(
+            &figures
+                .tradeoff
+                .ok_or_else(|| missing("tradeoff", "at least 100 recorded steps"))?,
+        ),
+        PlotKind::Policies => out.write(&figures.policies),
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Form {
+    Svg,
+    Png,
+}
+
+struct Out<'a> {
+    path: &'a Path,
+    data: Option<&'a Path>,
+    form: Form,
+    size: Size,
+    theme: Theme,
+}
+
+impl Out<'_> {
+    fn write(&self, figure: &impl Draw) -> Result<u8, CliError> {
+        let drawing = |error: DrawError| CliError::Drawing {
+            path: self.path.to_owned(),
+            reason: error.to_string(),
+        };
+        let bytes = match self.form {
+            Form::Svg => svg(figure, self.size, self.theme)
+                .map_err(drawing)?
+                .svg
+                .into_bytes(),
+            Form::Png => png(figure, self.size, self.theme).map_err(drawing)?,
+        };
+        let write = |path: &Path, bytes: &[u8]| {
+            atomic::write(path, bytes).map_err(|source| CliError::Output {
+                path: path.to_owned(),
+                source,
+            })
+        };
+        write(self.path, &bytes)?;
+        if let Some(path) = self.data {
+            write(path, figure.csv().as_bytes())?;
+        }
+        super::print(&format!("{}: {}\n", self.path.display(), figure.title()))?;
+        Ok(DONE)
+    }
 }
