@@ -56,6 +56,9 @@ pub enum CliError {
         /// Why.
         source: crate::scaling::RecommendError,
     },
+    /// A report that cannot be made.
+    #[error(transparent)]
+    Report(#[from] crate::report::page::ReportError),
     /// An output that cannot be written.
     #[error("writing {path:?}: {source}; choose a folder that can be written with -o")]
     Output {

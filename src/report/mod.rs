@@ -2,7 +2,9 @@
 
 pub mod csv;
 pub mod figures;
+pub mod html;
 pub mod json;
+pub mod page;
 pub mod table;
 pub mod text;
 

@@ -1,0 +1,326 @@
+//! The report as one HTML file: no network, readable without scripts, in the dark, on paper and on a phone.
+
+use super::page::{RunReport, TensorRow};
+use super::{escape, table, text};
+use crate::plot::Figure;
+use crate::scaling::{Answer, percent};
+use std::fmt::Write;
+
+const STYLE: &str = "\
+:root{color-scheme:light dark;--ink:#1c1c1c;--soft:#5a5a5a;--line:#d8d8d8;--ground:#fff;--card:#f6f7f8;--good:#00785a;--bad:#b34a00;--mark:#0b6aa8}\
+@media(prefers-color-scheme:dark){:root{--ink:#e8e8e8;--soft:#a8a8a8;--line:#3a3d42;--ground:#16181b;--card:#202328;--good:#4fd1a8;--bad:#ff9e57;--mark:#6fc1f5}\
+figure svg{filter:invert(.92) hue-rotate(180deg)}}\
+*{box-sizing:border-box}body{margin:0 auto;max-width:66rem;padding:1.2rem;font:16px/1.5 system-ui,-apple-system,'Segoe UI',sans-serif;color:var(--ink);background:var(--ground)}\
+header{border-bottom:1px solid var(--line);margin-bottom:1rem}h1{font-size:1.05rem;font-weight:600;color:var(--soft);margin:.2rem 0}\
+h2{font-size:1.9rem;line-height:1.2;margin:.6rem 0 .4rem}h3{font-size:1.15rem;margin:1.8rem 0 .5rem}p{margin:.4rem 0}.soft{color:var(--soft)}\
+.good{color:var(--good)}.bad{color:var(--bad)}dl{display:grid;grid-template-columns:max-content 1fr;gap:.25rem 1rem;margin:.8rem 0}dt{color:var(--soft)}dd{margin:0}\
+.card{background:var(--card);border-radius:.5rem;padding:.7rem 1rem;margin:.8rem 0}.warn{border-left:4px solid var(--bad)}\
+pre{background:var(--card);border-radius:.4rem;padding:.5rem .7rem;margin:.2rem 0 .7rem;white-space:pre-wrap;overflow-wrap:anywhere;font-size:.86rem;user-select:all}\
+figure{margin:1rem 0}figure svg{width:100%;height:auto;display:block}figcaption{color:var(--soft);font-size:.85rem}\
+.scroll{overflow-x:auto}table{border-collapse:collapse;font-size:.88rem;font-variant-numeric:tabular-nums;width:100%}\
+th,td{text-align:right;padding:.22rem .6rem;border-bottom:1px solid var(--line);white-space:nowrap}th:first-child,td:first-child{text-align:left;white-space:normal;overflow-wrap:anywhere;min-width:9rem}\
+th{position:sticky;top:0;background:var(--ground)}th button{all:unset;cursor:pointer}th button:focus-visible{outline:2px solid var(--mark)}th[aria-sort] button{color:var(--mark)}\
+details summary{cursor:pointer}@media(max-width:40rem){body{padding:.8rem}h2{font-size:1.45rem}dl{grid-template-columns:1fr;gap:0}dd{margin-bottom:.5rem}}\
+@media print{body{max-width:none;font-size:11px;padding:0}figure,.card,tr{break-inside:avoid}th button::after{content:''}pre{border:1px solid var(--line)}}";
+
+/// Sorts a table by the clicked column; the page is complete without it.
+const SCRIPT: &str = "\
+for(const t of document.querySelectorAll('table.sortable')){t.querySelectorAll('th').forEach((h,i)=>{const b=h.querySelector('button');if(!b)return;\
+b.addEventListener('click',()=>{const up=h.getAttribute('aria-sort')!=='ascending';t.querySelectorAll('th').forEach(o=>o.removeAttribute('aria-sort'));\
+h.setAttribute('aria-sort',up?'ascending':'descending');const body=t.tBodies[0];const key=r=>{const c=r.cells[i];const v=c.dataset.v;return v===undefined?c.textContent:parseFloat(v)};\
+[...body.rows].sort((a,b)=>{const x=key(a),y=key(b);return(x<y?-1:x>y?1:0)*(up?1:-1)}).forEach(r=>body.append(r))})})}";
+
+/// Renders runs and their figures (in the order of the runs) as one page.
+pub fn page(runs: &[(RunReport, Vec<(&'static str, Figure)>)]) -> String {
+    let mut html = String::with_capacity(1 << 20);
+    let title = match runs {
+        [(one, _)] => format!("gradscale: {}", one.label),
+        _ => format!("gradscale: {} runs", runs.len()),
+    };
+    html.push_str("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
+    html.push_str("<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n");
+    let _ = write!(
+        html,
+        "<title>{}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n",
+        escape(&title)
+    );
+    for (run, figures) in runs {
+        section(&mut html, run, figures);
+    }
+    let _ = writeln!(
+        html,
+        "<footer class=\"soft\"><p>Made by gradscale {}. Counts are exact; every figure's caption says how it was made, and <code>report.json</code> beside this page holds the numbers.</p></footer>",
+        env!("CARGO_PKG_VERSION")
+    );
+    let _ = write!(html, "<script>{SCRIPT}</script>\n</body>\n</html>\n");
+    html
+}
+
+fn section(html: &mut String, run: &RunReport, figures: &[(&'static str, Figure)]) {
+    let answer = run.figures.answer.as_ref();
+    let _ = writeln!(
+        html,
+        "<section>\n<header><h1>{}</h1><p class=\"soft\">{}</p></header>",
+        escape(&run.label),
+        escape(&run.summary())
+    );
+    let (headline, mood) = match answer {
+        Some(answer) => (
+            table::headline(answer),
+            match answer.verdict {
+                Answer::KeepDefault => "good",
+                _ => "bad",
+            },
+        ),
+        None => (
+            "Cannot tell: the record is too short for a recommendation.".to_owned(),
+            "bad",
+        ),
+    };
+    let _ = writeln!(html, "<h2 class=\"{mood}\">{}</h2>", escape(&headline));
+    if let Some(answer) = answer {
+        let as_good = table::as_good(answer).map_or(String::new(), |line| line + " ");
+        let _ = writeln!(
+            html,
+            "<p>{}{}</p>",
+            escape(&as_good),
+            escape(&table::losses(answer))
+        );
+        let _ = writeln!(html, "<dl><dt>Why</dt><dd>{}</dd>", escape(&answer.why));
+    } else {
+        html.push_str("<dl>");
+    }
+    let _ = writeln!(
+        html,
+        "<dt>Does FP16 fit?</dt><dd><b>{}</b>: {}</dd>",
+        escape(run.fits.word),
+        escape(&run.fits.reason)
+    );
+    match &run.first_overflow {
+        Some((step, scale, tensor)) => {
+            let tensor = tensor.as_ref().map_or(String::new(), |t| {
+                format!(", in <code>{}</code>", escape(t))
+            });
+            let _ = writeln!(
+                html,
+                "<dt>First overflow</dt><dd>step {step} at scale {}{tensor}, with the default policy</dd>",
+                text::scale(*scale)
+            );
+        }
+        None => html.push_str("<dt>First overflow</dt><dd>none with the default policy</dd>\n"),
+    }
+    if let Some(answer) = answer
+        && let Some((scale, cost)) = &answer.best_static
+    {
+        let lost = cost.lost_update.map_or(String::new(), |lost| {
+            format!("{} of the updates lost, ", percent(answer.measure.of(lost)))
+        });
+        let margin = answer.best_static_headroom_log2.map_or(String::new(), |b| {
+            format!(", {b:.1} binades to the first overflow")
+        });
+        let _ = writeln!(
+            html,
+            "<dt>Best static scale</dt><dd>{} ({lost}{} steps skipped{margin})</dd>",
+            text::scale(*scale),
+            cost.skipped
+        );
+    }
+    if let Some(real) = &run.real {
+        let skipped = real
+            .steps
+            .iter()
+            .filter(|step| step.found_inf == Some(true))
+            .count();
+        let predicted = &run.simulated[0].1.cost;
+        let last = real
+            .steps
+            .last()
+            .and_then(|step| step.loss_scale)
+            .unwrap_or(f64::NAN);
+        let _ = writeln!(
+            html,
+            "<dt>Really run in FP16</dt><dd>{skipped} steps skipped, last step at scale {}; the replay says {} skipped, scale {} after the last step</dd>",
+            text::scale(last),
+            predicted.skipped,
+            text::scale(predicted.last_scale)
+        );
+    }
+    html.push_str("</dl>\n");
+    warnings(html, run);
+    if let Some(answer) = answer.filter(|answer| answer.growth_interval.is_some()) {
+        html.push_str("<h3>Settings to copy</h3>\n");
+        for setting in &answer.settings {
+            let lost = setting.cost.lost_update.map_or(String::new(), |lost| {
+                format!(
+                    " <span class=\"soft\">loses {}</span>",
+                    percent(answer.measure.of(lost))
+                )
+            });
+            let _ = writeln!(
+                html,
+                "<div>{}{lost}<pre>{}</pre></div>",
+                setting.framework.label(),
+                escape(&setting.text)
+            );
+            if setting.framework.key() == "pytorch"
+                && let Some(text) = &answer.pytorch_static
+            {
+                let _ = writeln!(
+                    html,
+                    "<div>PyTorch, truly static<pre>{}</pre></div>",
+                    escape(text)
+                );
+            }
+        }
+    }
+    for (name, figure) in figures {
+        let _ = writeln!(
+            html,
+            "<figure id=\"{name}\">{}<figcaption>{}</figcaption></figure>",
+            inline(&figure.svg),
+            escape(&figure.caption)
+        );
+    }
+    if !run.tensors.is_empty() {
+        tensors(html, run);
+    }
+    replays(html, run);
+    html.push_str("<h3>How this was computed</h3>\n<p>Each gradient is multiplied by the loss scale in f32 and rounded to FP16 (to nearest, ties to even); what is counted is the rounded result. Magnitudes up to 2^-25 become zero, those from 65520 infinity. Policies are replayed with the exact rules of their frameworks. Lost update is the mean over the steps of 1 where the step was skipped, else the share of nonzero elements flushed to zero at that step's scale, taken from the nearest sampled step.</p>\n</section>\n");
+}
+
+/// The SVG without its XML prologue.
+fn inline(svg: &str) -> &str {
+    svg.find("<svg").map_or(svg, |start| &svg[start..])
+}
+
+fn warnings(html: &mut String, run: &RunReport) {
+    let mut seen: Vec<&crate::warning::Warning> = Vec::new();
+    for warning in &run.warnings {
+        if seen.contains(&warning) {
+            continue;
+        }
+        seen.push(warning);
+        let _ = writeln!(
+            html,
+            "<div class=\"card warn\"><b>{}</b>. <span>{}.</span> <span class=\"soft\">Try: {}.</span></div>",
+            escape(&warning.seen),
+            escape(&warning.may_mean),
+            escape(&warning.try_next)
+        );
+    }
+}
+
+fn tensors(html: &mut String, run: &RunReport) {
+    let sampled = run.tensors.iter().any(|row| row.sketch.elements() > 0);
+    let at = text::scale(run.figures.scale.0);
+    html.push_str("<h3>Tensors, worst first</h3>\n<div class=\"scroll\"><table class=\"sortable\"><thead><tr>");
+    let mut headings = vec![
+        "tensor".to_owned(),
+        "amax".to_owned(),
+        format!("headroom at {at}"),
+    ];
+    if sampled {
+        headings.extend(["elements".to_owned(), "zeros".to_owned()]);
+        headings.extend(
+            run.scales
+                .iter()
+                .map(|&s| format!("flushed at {}", text::scale(s))),
+        );
+    }
+    for heading in &headings {
+        let _ = write!(html, "<th><button>{}</button></th>", escape(heading));
+    }
+    html.push_str("</tr></thead><tbody>\n");
+    for row in &run.tensors {
+        tensor(html, row, sampled);
+    }
+    let _ = writeln!(
+        html,
+        "</tbody></table></div>\n<p class=\"soft\">amax: largest absolute gradient over all recorded steps. headroom: binades to overflow at scale {at}. flushed: share of the finite nonzero elements of the sampled steps that become zero. Grey rows carry no signal.</p>"
+    );
+}
+
+fn tensor(html: &mut String, row: &TensorRow, sampled: bool) {
+    let class = if row.without_signal {
+        " class=\"soft\""
+    } else {
+        ""
+    };
+    let _ = write!(
+        html,
+        "<tr{class}><td><code>{}</code></td>",
+        escape(&row.name)
+    );
+    let mut cell = |value: Option<f64>, shown: String| {
+        let key = value.filter(|v| v.is_finite()).unwrap_or(-1e300);
+        let _ = write!(html, "<td data-v=\"{key}\">{}</td>", escape(&shown));
+    };
+    let amax = row.amax.map(f64::from);
+    cell(
+        amax,
+        amax.map_or("-".to_owned(), |a| text::significant(a, 3)),
+    );
+    cell(
+        row.headroom_log2,
+        row.headroom_log2
+            .map_or("-".to_owned(), |h| format!("{h:.1}")),
+    );
+    if sampled {
+        let sketch = &row.sketch;
+        cell(
+            Some(sketch.elements() as f64),
+            text::short_count(sketch.elements()),
+        );
+        let zeros = if sketch.elements() == 0 {
+            0.0
+        } else {
+            sketch.zeros() as f64 / sketch.elements() as f64
+        };
+        cell(Some(zeros), text::fraction(zeros));
+        for &share in &row.underflow {
+            cell(Some(share), text::fraction(share));
+        }
+    }
+    html.push_str("</tr>\n");
+}
+
+fn replays(html: &mut String, run: &RunReport) {
+    html.push_str("<h3>Replays</h3>\n<div class=\"scroll\"><table><thead><tr>");
+    for heading in [
+        "policy",
+        "skipped",
+        "at start",
+        "growths",
+        "first scale",
+        "last scale",
+        "flushed",
+        "lost update",
+    ] {
+        let _ = write!(html, "<th>{heading}</th>");
+    }
+    html.push_str("</tr></thead><tbody>\n");
+    for (policy, simulated) in &run.simulated {
+        let cost = &simulated.cost;
+        let bounds = &simulated.skipped;
+        let skipped = if bounds.low == bounds.high {
+            cost.skipped.to_string()
+        } else {
+            format!("{} ({}–{})", cost.skipped, bounds.low, bounds.high)
+        };
+        let share = |lost: Option<crate::tally::Lost>| {
+            lost.map_or("-".to_owned(), |lost| text::fraction(lost.elements))
+        };
+        let _ = writeln!(
+            html,
+            "<tr><td><code>{}</code></td><td>{skipped}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
+            escape(policy),
+            cost.skipped_at_start,
+            cost.growths,
+            text::scale(cost.first_scale),
+            text::scale(cost.last_scale),
+            share(cost.underflow),
+            share(cost.lost_update)
+        );
+    }
+    html.push_str("</tbody></table></div>\n");
+}

@@ -1,0 +1,497 @@
+//! What the report says of a run, gathered once for the page and for `report.json`.
+
+use super::figures::{Figures, Subject};
+use super::{json, text};
+use crate::builtin::BuiltIn;
+use crate::float::{FP16, exp2};
+use crate::input::NamedTrace;
+use crate::plot::{DEFAULT_SIZE, DrawError, Figure, Theme, svg};
+use crate::scaling::policy::{Defaults, PolicyError};
+use crate::scaling::{
+    Answer, FEWEST_STEPS, Options, RecommendError, Run, RunOptions, Segment, Simulated, Timeline,
+    simulate,
+};
+use crate::tally::{Capture, Role, Sketch, Trace};
+use crate::warning::{Kind, Warning};
+use serde_json::{Map, Value, json};
+
+/// Whether FP16 can hold what the run produced.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fits {
+    /// `yes`, `no`, `gradients only` or `unknown`.
+    pub word: &'static str,
+    /// Why.
+    pub reason: String,
+}
+
+/// One tensor's row: what each scale does to it over all sampled steps.
+#[derive(Debug, Clone)]
+pub struct TensorRow {
+    /// Its name.
+    pub name: String,
+    /// All its sampled elements, unscaled.
+    pub sketch: Sketch,
+    /// The largest amax over all recorded steps.
+    pub amax: Option<f32>,
+    /// Share of finite nonzero elements flushed at each of the report's scales.
+    pub underflow: Vec<f64>,
+    /// Headroom at the report's scale, in binades.
+    pub headroom_log2: Option<f64>,
+    /// Whether its amax lies below 2^-20 of the median tensor's.
+    pub without_signal: bool,
+}
+
+/// Everything the report says of one run.
+#[derive(Debug, Clone)]
+pub struct RunReport {
+    /// The input's name.
+    pub label: String,
+    /// Its kind's word.
+    pub kind: &'static str,
+    /// The record, ready to be replayed.
+    pub run: Run,
+    /// What can be drawn, and the recommendation.
+    pub figures: Figures,
+    /// The default and the recommended policy, replayed with bounds.
+    pub simulated: Vec<(String, Simulated)>,
+    /// The scales of the tensor table.
+    pub scales: Vec<f64>,
+    /// One row a tensor, worst first.
+    pub tensors: Vec<TensorRow>,
+    /// Whether FP16 fits.
+    pub fits: Fits,
+    /// The first step that the default policy skips after the start, and the tensor that overflows.
+    pub first_overflow: Option<(u64, f64, Option<String>)>,
+    /// What the same run did in FP16, where it is known.
+    pub real: Option<Trace>,
+    /// What, where and how, for a built-in run.
+    pub about: Option<Map<String, Value>>,
+    /// What to know.
+    pub warnings: Vec<Warning>,
+}
+
+/// Why a report cannot be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReportError {
+    /// The policy cannot be swept.
+    #[error("{input}: {source}")]
+    Recommend {
+        /// The input.
+        input: String,
+        /// Why.
+        source: RecommendError,
+    },
+    /// A policy.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+    /// A figure.
+    #[error(transparent)]
+    Draw(#[from] DrawError),
+}
+
+impl RunReport {
+    /// Gathers what the report says of a trace.
+    ///
+    /// # Errors
+    /// When the policy cannot be swept. A record too short for a recommendation is reported all the same.
+    pub fn new(
+        trace: NamedTrace,
+        run_options: RunOptions,
+        options: &Options,
+    ) -> Result<RunReport, ReportError> {
+        RunReport::gather(trace, None, None, run_options, options)
+    }
+
+    /// Gathers what the report says of a built-in run.
+    ///
+    /// # Errors
+    /// As [`new`](RunReport::new).
+    pub fn built_in(
+        run: BuiltIn,
+        run_options: RunOptions,
+        options: &Options,
+    ) -> Result<RunReport, ReportError> {
+        RunReport::gather(
+            run.trace,
+            Some(run.real),
+            Some(run.about),
+            run_options,
+            options,
+        )
+    }
+
+    fn gather(
+        named: NamedTrace,
+        real: Option<Trace>,
+        about: Option<Map<String, Value>>,
+        run_options: RunOptions,
+        options: &Options,
+    ) -> Result<RunReport, ReportError> {
+        let NamedTrace {
+            label,
+            kind,
+            trace,
+            warnings,
+        } = named;
+        let mut run = Run::new(&trace, run_options);
+        run.warnings.splice(0..0, warnings);
+        let subject = Subject {
+            label: &label,
+            trace: &trace,
+            run: &run,
+            real: real.as_ref(),
+        };
+        let figures =
+            Figures::new(subject, options, &[]).map_err(|source| ReportError::Recommend {
+                input: label.clone(),
+                source,
+            })?;
+        let mut warnings = match &figures.answer {
+            Some(answer) => answer.warnings.clone(),
+            None => run.warnings.clone(),
+        };
+        if figures.answer.is_none() {
+            warnings.push(Warning::new(
+                Kind::ShortRun,
+                format!("{} recorded steps, fewer than {FEWEST_STEPS}", run.recorded),
+                "too few for a recommendation; what is here says what each scale does to these gradients",
+                "record a run of several growth intervals",
+            ));
+        }
+        let timeline = Timeline::new(&run);
+        let default = &options.policy;
+        let mut simulated = vec![(
+            default.canonical(),
+            simulate(&timeline, default.build(Defaults::Framework)?.as_ref()),
+        )];
+        if let Some(answer) = &figures.answer
+            && let Some(n) = answer.growth_interval
+            && answer.verdict == Answer::Change
+        {
+            let spec = default.with("growth_interval", n as i64)?;
+            simulated.push((
+                spec.canonical(),
+                simulate(&timeline, spec.build(Defaults::Framework)?.as_ref()),
+            ));
+        }
+        let scale = figures.scale.0;
+        let mut scales = vec![1.0, 256.0, 65536.0];
+        if !scales.contains(&scale) {
+            scales.push(scale);
+        }
+        let tensors = tensor_rows(&trace, &run, &scales, scale);
+        let first_overflow = first_overflow(
+            &timeline,
+            &trace,
+            default.build(Defaults::Framework)?.as_ref(),
+        );
+        let fits = fits(&trace, &figures, options);
+        Ok(RunReport {
+            label,
+            kind,
+            figures,
+            simulated,
+            scales,
+            tensors,
+            fits,
+            first_overflow,
+            real,
+            about,
+            warnings,
+            run,
+        })
+    }
+
+    /// The figures, each with the name of its file.
+    ///
+    /// # Errors
+    /// When drawing fails.
+    pub fn draw(&self) -> Result<Vec<(&'static str, Figure)>, DrawError> {
+        let (size, theme) = (DEFAULT_SIZE, Theme::Screen);
+        let figures = &self.figures;
+        let mut drawn = Vec::new();
+        if let Some(figure) = &figures.tradeoff {
+            drawn.push(("tradeoff", svg(figure, size, theme)?));
+        }
+        if !self.run.is_empty() {
+            drawn.push(("trajectory", svg(&figures.trajectory, size, theme)?));
+        }
+        if let Some(figure) = &figures.rates {
+            drawn.push(("rates", svg(figure, size, theme)?));
+        }
+        if let Some(figure) = &figures.binades {
+            drawn.push(("binades", svg(figure, size, theme)?));
+        }
+        if let Some(figure) = &figures.headroom {
+            drawn.push(("headroom", svg(figure, size, theme)?));
+        }
+        if !self.run.is_empty() {
+            drawn.push(("policies", svg(&figures.policies, size, theme)?));
+        }
+        Ok(drawn)
+    }
+
+    /// This run's part of `report.json`.
+    pub fn json(&self) -> Value {
+        let answer = self.figures.answer.as_ref();
+        let sketch = self.figures.sketch.as_ref();
+        json!({
+            "input": self.label,
+            "kind": self.kind,
+            "steps": self.run.len(),
+            "recorded_steps": self.run.recorded,
+            "verdict": answer.map_or("cannot_tell", |answer| answer.verdict.as_str()),
+            "growth_interval": answer.and_then(|answer| answer.growth_interval),
+            "recommend": answer.map(|answer| json::recommendation(answer, &self.run)),
+            "simulate": self.simulated.iter().map(|(policy, s)| json::simulated_run(0, policy, s)).collect::<Vec<_>>(),
+            "fits_fp16": {"answer": self.fits.word, "reason": self.fits.reason},
+            "first_overflow": self.first_overflow.as_ref().map(|(step, scale, tensor)| json!({
+                "step": step, "scale": json::scale(*scale), "tensor": tensor,
+            })),
+            "gradients": sketch.map(|sketch| json!({
+                "elements": sketch.elements(),
+                "zeros": sketch.zeros(),
+                "inf": sketch.inf(),
+                "nan": sketch.nan(),
+                "amax": sketch.amax().map(f64::from),
+                "smallest_nonzero": sketch.smallest_nonzero().map(f64::from),
+                "rates": (-8..=32).map(|e| {
+                    let replayed = sketch.replay(FP16, exp2(e) as f32, false);
+                    json!({
+                        "scale": exp2(e),
+                        "underflow_to_zero": replayed.outcomes.underflow_to_zero,
+                        "subnormal": replayed.outcomes.subnormal,
+                        "normal": replayed.outcomes.normal,
+                        "overflow_to_infinity": replayed.outcomes.overflow_to_infinity,
+                        "underflow_fraction": replayed.lost.elements,
+                        "underflow_l1_fraction": replayed.lost.l1,
+                        "underflow_l2_fraction": replayed.lost.l2,
+                    })
+                }).collect::<Vec<_>>(),
+            })),
+            "tensors": self.tensors.iter().map(|row| json!({
+                "name": row.name,
+                "elements": row.sketch.elements(),
+                "zeros": row.sketch.zeros(),
+                "inf": row.sketch.inf(),
+                "nan": row.sketch.nan(),
+                "amax": row.amax.map(f64::from),
+                "headroom_log2": row.headroom_log2,
+                "underflow_fraction": self.scales.iter().zip(&row.underflow).map(|(scale, share)| json!({
+                    "scale": scale, "fraction": share,
+                })).collect::<Vec<_>>(),
+                "without_signal": row.without_signal,
+            })).collect::<Vec<_>>(),
+            "real_run": self.real.as_ref().map(|real| json!({
+                "steps": real.steps.len(),
+                "skipped": real.steps.iter().filter(|step| step.found_inf == Some(true)).count(),
+                "first_scale": real.steps.first().and_then(|step| step.loss_scale),
+                "last_scale": real.steps.last().and_then(|step| step.loss_scale),
+            })),
+            "about": self.about,
+            "warnings": json::warnings(&self.warnings),
+        })
+    }
+
+    /// One line on what the run is.
+    pub fn summary(&self) -> String {
+        let tensors = self.tensors.len();
+        let mut line = format!("{}, {} steps", self.kind, text::count(self.run.len()));
+        if tensors > 0 {
+            line.push_str(&format!(", {tensors} tensors"));
+        }
+        if let Some(sketch) = &self.figures.sketch {
+            line.push_str(&format!(
+                ", {} sampled elements",
+                text::count(sketch.elements())
+            ));
+        }
+        if let Some(about) = &self.about {
+            let word = |key: &str| {
+                about
+                    .get(key)
+                    .and_then(Value::as_str)
+                    .unwrap_or("?")
+                    .to_owned()
+            };
+            line.push_str(&format!(
+                ". {}; {}; {}",
+                word("model"),
+                word("data"),
+                word("optimizer")
+            ));
+            line.push_str(&format!("; recorded on {}", word("device")));
+        }
+        line
+    }
+}
+
+/// All runs of a report as `gradscale.report/1`.
+pub fn report_json(runs: &[RunReport]) -> Value {
+    json!({
+        "schema": "gradscale.report/1",
+        "gradscale": env!("CARGO_PKG_VERSION"),
+        "runs": runs.iter().map(RunReport::json).collect::<Vec<_>>(),
+    })
+}
+
+fn tensor_rows(trace: &Trace, run: &Run, scales: &[f64], scale: f64) -> Vec<TensorRow> {
+    let mut rows: Vec<TensorRow> = trace
+        .tensors
+        .iter()
+        .enumerate()
+        .filter(|(_, tensor)| tensor.role != Role::Activation)
+        .map(|(n, tensor)| {
+            let mut sketch = Sketch::default();
+            for sample in &trace.samples {
+                if let Some(unscaled) = trace.unscaled_sample(sample, n) {
+                    sketch.merge(&unscaled);
+                }
+            }
+            let amax = (0..trace.steps.len())
+                .filter_map(|row| trace.unscaled_amax(row, n))
+                .reduce(f32::max);
+            TensorRow {
+                name: tensor.name.clone(),
+                amax,
+                underflow: scales
+                    .iter()
+                    .map(|&s| sketch.replay(FP16, s as f32, false).lost.elements)
+                    .collect(),
+                headroom_log2: amax
+                    .filter(|amax| *amax > 0.0)
+                    .map(|amax| (65520.0 / (f64::from(amax) * scale)).log2()),
+                without_signal: run.without_signal.contains(&tensor.name),
+                sketch,
+            }
+        })
+        .collect();
+    if trace.samples.is_empty() {
+        rows.retain(|row| row.amax.is_some() && row.name != "amax");
+    }
+    let judged = scales.len() - 1;
+    rows.sort_by(|a, b| {
+        b.underflow[judged]
+            .total_cmp(&a.underflow[judged])
+            .then_with(|| a.name.cmp(&b.name))
+    });
+    rows
+}
+
+/// The first step that a policy skips after its start, its scale, and the tensor whose gradient is largest there.
+fn first_overflow(
+    timeline: &Timeline<'_>,
+    trace: &Trace,
+    policy: &dyn crate::scaling::policy::Policy,
+) -> Option<(u64, f64, Option<String>)> {
+    let mut first: Option<(u64, f64)> = None;
+    timeline.replay(policy.clone_box().as_mut(), &mut |segment: &Segment| {
+        if segment.overflowed && first.is_none() {
+            first = Some((
+                timeline.run().first_step + segment.from as u64,
+                segment.scale,
+            ));
+        }
+    });
+    let (step, scale) = first?;
+    let row = trace.steps.iter().position(|s| s.step == step)?;
+    let largest = (0..trace.tensors.len())
+        .filter(|&n| trace.tensors[n].role != Role::Activation)
+        .map(|n| {
+            (
+                n,
+                if trace.nonfinite_at(row, n) & 3 != 0 {
+                    f32::INFINITY
+                } else {
+                    trace.amax_at(row, n).unwrap_or(0.0)
+                },
+            )
+        })
+        .reduce(|best, next| if next.1 > best.1 { next } else { best });
+    let named = largest
+        .map(|(n, _)| trace.tensors[n].name.clone())
+        .filter(|name| name != "amax");
+    Some((step, scale, named))
+}
+
+/// Lost updates below this share count as fitting.
+const FITS_BELOW: f64 = 0.01;
+
+fn fits(trace: &Trace, figures: &Figures, options: &Options) -> Fits {
+    let lost = figures
+        .answer
+        .as_ref()
+        .and_then(|answer| {
+            answer
+                .recommended
+                .as_ref()
+                .unwrap_or(&answer.default)
+                .cost
+                .lost_update
+        })
+        .map(|lost| options.measure.of(lost));
+    let forward: Vec<(&str, f32)> = trace
+        .tensors
+        .iter()
+        .enumerate()
+        .filter(|(_, tensor)| tensor.role == Role::Activation)
+        .filter_map(|(n, tensor)| {
+            let largest = (0..trace.steps.len())
+                .filter_map(|row| trace.amax_at(row, n))
+                .reduce(f32::max)?;
+            Some((tensor.name.as_str(), largest))
+        })
+        .collect();
+    let largest = forward
+        .iter()
+        .copied()
+        .reduce(|a, b| if b.1 > a.1 { b } else { a });
+    let captured = trace
+        .captures()
+        .iter()
+        .any(|c| matches!(c, Capture::Fp16 { .. }))
+        && trace.probes.is_empty();
+    let Some(lost) = lost else {
+        let reason =
+            "underflow was not recorded: it takes sketches, of gradients in FP32 or of probes"
+                .to_owned();
+        return Fits {
+            word: "unknown",
+            reason,
+        };
+    };
+    let share = crate::scaling::percent(lost);
+    match largest {
+        Some((name, amax)) if amax >= 65520.0 => Fits {
+            word: "no",
+            reason: format!(
+                "the forward pass reaches {} in {name}, beyond FP16's 65504; no loss scale helps there",
+                text::significant(amax.into(), 3)
+            ),
+        },
+        _ if lost > FITS_BELOW => Fits {
+            word: "no",
+            reason: format!("{share} of the updates are lost even with the recommended interval"),
+        },
+        _ if captured => Fits {
+            word: "unknown",
+            reason: format!(
+                "{share} of the updates are lost in what was recorded, but FP16 captured it, and what was flushed before cannot be seen"
+            ),
+        },
+        Some((name, amax)) => Fits {
+            word: "yes",
+            reason: format!(
+                "{share} of the updates are lost, and the forward pass stays within {} ({name})",
+                text::significant(amax.into(), 3)
+            ),
+        },
+        None => Fits {
+            word: "gradients only",
+            reason: format!(
+                "{share} of the updates are lost with the recommended interval; the forward pass was not recorded"
+            ),
+        },
+    }
+}
