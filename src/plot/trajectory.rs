@@ -115,7 +115,7 @@ impl Draw for Trajectory {
 
     fn caption(&self) -> String {
         format!(
-            "{}: the largest absolute gradient of each step (grey: least to largest within {} steps) under 65520/scale, the first gradient that overflows FP16 at the policy's scale. Where the two meet, the step is skipped (crosses). gradscale plot --kind trajectory",
+            "{}: the largest absolute gradient of each step (from the least to the largest within {} steps) under 65520/scale, the first gradient that overflows FP16 at the policy's scale. Where the two meet, the step is skipped (crosses). gradscale plot --kind trajectory",
             self.label,
             self.amax.windows(2).next().map_or(1, |w| w[1].0 - w[0].0)
         )

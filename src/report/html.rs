@@ -3,7 +3,7 @@
 use super::page::{RunReport, TensorRow};
 use super::{escape, table, text};
 use crate::plot::Figure;
-use crate::scaling::{Answer, percent};
+use crate::scaling::{Answer, Recommendation, percent};
 use std::fmt::Write;
 
 const STYLE: &str = "\
@@ -86,7 +86,7 @@ fn section(html: &mut String, run: &RunReport, figures: &[(&'static str, Figure)
             escape(&as_good),
             escape(&table::losses(answer))
         );
-        let _ = writeln!(html, "<dl><dt>Why</dt><dd>{}</dd>", escape(&answer.why));
+        let _ = writeln!(html, "<dl><dt>Why</dt><dd>{}</dd>", escape(&answer.because));
     } else {
         html.push_str("<dl>");
     }
@@ -149,29 +149,7 @@ fn section(html: &mut String, run: &RunReport, figures: &[(&'static str, Figure)
     warnings(html, run);
     if let Some(answer) = answer.filter(|answer| answer.growth_interval.is_some()) {
         html.push_str("<h3>Settings to copy</h3>\n");
-        for setting in &answer.settings {
-            let lost = setting.cost.lost_update.map_or(String::new(), |lost| {
-                format!(
-                    " <span class=\"soft\">loses {}</span>",
-                    percent(answer.measure.of(lost))
-                )
-            });
-            let _ = writeln!(
-                html,
-                "<div>{}{lost}<pre>{}</pre></div>",
-                setting.framework.label(),
-                escape(&setting.text)
-            );
-            if setting.framework.key() == "pytorch"
-                && let Some(text) = &answer.pytorch_static
-            {
-                let _ = writeln!(
-                    html,
-                    "<div>PyTorch, truly static<pre>{}</pre></div>",
-                    escape(text)
-                );
-            }
-        }
+        settings(html, answer);
     }
     for (name, figure) in figures {
         let _ = writeln!(
@@ -188,6 +166,35 @@ fn section(html: &mut String, run: &RunReport, figures: &[(&'static str, Figure)
     html.push_str("<h3>How this was computed</h3>\n<p>Each gradient is multiplied by the loss scale in f32 and rounded to FP16 (to nearest, ties to even); what is counted is the rounded result. Magnitudes up to 2^-25 become zero, those from 65520 infinity. Policies are replayed with the exact rules of their frameworks. Lost update is the mean over the steps of 1 where the step was skipped, else the share of nonzero elements flushed to zero at that step's scale, taken from the nearest sampled step.</p>\n</section>\n");
 }
 
+/// PyTorch's lines in sight, the other frameworks' one click away.
+fn settings(html: &mut String, answer: &Recommendation) {
+    for setting in &answer.settings {
+        let lost = setting.cost.lost_update.map_or(String::new(), |lost| {
+            format!(
+                " <span class=\"soft\">loses {} of the updates</span>",
+                percent(answer.measure.of(lost))
+            )
+        });
+        let text = escape(&setting.text);
+        let _ = writeln!(
+            html,
+            "<div>{}{lost}<pre>{text}</pre></div>",
+            setting.framework.label()
+        );
+        if setting.framework.key() == "pytorch" {
+            html.push_str("<details><summary>DeepSpeed, Megatron-LM, fairseq, Accelerate, Lightning, and a truly static scale</summary>\n");
+            if let Some(text) = &answer.pytorch_static {
+                let _ = writeln!(
+                    html,
+                    "<div>PyTorch, truly static<pre>{}</pre></div>",
+                    escape(text)
+                );
+            }
+        }
+    }
+    html.push_str("</details>\n");
+}
+
 /// The SVG without its XML prologue.
 fn inline(svg: &str) -> &str {
     svg.find("<svg").map_or(svg, |start| &svg[start..])
@@ -202,7 +209,7 @@ fn warnings(html: &mut String, run: &RunReport) {
         seen.push(warning);
         let _ = writeln!(
             html,
-            "<div class=\"card warn\"><b>{}</b>. <span>{}.</span> <span class=\"soft\">Try: {}.</span></div>",
+            "<div class=\"card warn\"><b>{}</b>: {}. <span class=\"soft\">Try: {}.</span></div>",
             escape(&warning.seen),
             escape(&warning.may_mean),
             escape(&warning.try_next)

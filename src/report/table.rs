@@ -254,7 +254,7 @@ pub fn recommendation(answer: &Recommendation, label: &str) -> String {
     }
     out.push_str(&losses(answer));
     out.push('\n');
-    out.push_str(&format!("Why: {}\n", answer.why));
+    out.push_str(&format!("Why: {}\n", answer.because));
     if answer.basis == Basis::SkipBudget {
         out.push_str("Only amax is known, so this judges skipped steps alone.\n");
     }

@@ -119,8 +119,10 @@ pub struct Recommendation {
     pub measure: Measure,
     /// The first word.
     pub verdict: Answer,
-    /// Why, in a sentence or two.
+    /// Why, in a sentence or two: what is lost, then what about the run makes it so.
     pub why: String,
+    /// The second half of `why` alone.
+    pub because: String,
     /// The recommended interval; `None` where there is none to recommend.
     pub growth_interval: Option<u64>,
     /// The policy's default interval.
@@ -304,7 +306,7 @@ pub fn recommend(run: &Run, options: &Options) -> Result<Recommendation, Recomme
         init_scale,
     )?;
     warnings.extend(pasted_warnings);
-    let why = why(
+    let (why, because) = why(
         run,
         &choice,
         verdict,
@@ -322,6 +324,7 @@ pub fn recommend(run: &Run, options: &Options) -> Result<Recommendation, Recomme
         measure: options.measure,
         verdict,
         why,
+        because,
         growth_interval: (!sickly).then_some(growth_interval),
         default_interval,
         interval: (!sickly).then_some((choice.low, choice.high)),
@@ -575,7 +578,7 @@ fn why(
     best_static: Option<&(f64, Cost)>,
     default_interval: u64,
     growth_interval: u64,
-) -> String {
+) -> (String, String) {
     let steps = run.len();
     let measure = options.measure;
     let (default, recommended) = (&choice.default().cost, &choice.recommended().cost);
@@ -631,9 +634,12 @@ fn why(
             percent(worth.max(0.0))
         ));
     }
-    let mut text = parts.join("; ");
-    if let Some(first) = text.get(..1) {
-        text = first.to_uppercase() + &text[1..];
-    }
-    text + "."
+    let sentence = |parts: &[String]| {
+        let text = parts.join("; ");
+        let mut characters = text.chars();
+        characters.next().map_or(String::new(), |first| {
+            first.to_uppercase().chain(characters).collect::<String>() + "."
+        })
+    };
+    (sentence(&parts), sentence(&parts[1..]))
 }
