@@ -4,3 +4,7 @@
 mod counts;
 #[path = "cases/dumps.rs"]
 mod dumps;
+#[path = "cases/hostile.rs"]
+mod hostile;
+#[path = "cases/real_files.rs"]
+mod real_files;

@@ -34,10 +34,12 @@ mod npy;
 mod npz;
 mod open;
 mod options;
+mod pt;
 mod safetensors;
 mod source;
 mod step_pattern;
 mod tensor;
+mod view;
 
 use std::fmt;
 use std::path::Path;

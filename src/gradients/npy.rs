@@ -213,7 +213,7 @@ fn element(descr: &str) -> Element {
         "f2" => Some(Dtype::F16),
         "f4" => Some(Dtype::F32),
         "f8" => Some(Dtype::F64),
-        "V2" if order != "|" && order != "" => Some(Dtype::Bf16),
+        "V2" if matches!(order, "<" | ">") => Some(Dtype::Bf16),
         _ => None,
     };
     if let Some(dtype) = float
