@@ -295,7 +295,7 @@ fn is_chunk(path: &Path) -> Option<bool> {
     if Kind::of_extension(path) != Some(Kind::Safetensors) {
         return Some(false);
     }
-    let source = Source::open(path).ok()?;
+    let source = Source::open(path, false).ok()?;
     safetensors::header(&source)
         .ok()
         .map(|header| header.metadata.contains_key("gradscale"))
@@ -435,7 +435,7 @@ fn index_files(path: &Path) -> Result<BTreeSet<String>, GradientsError> {
         weight_map: BTreeMap<String, String>,
     }
     const MAX_INDEX_BYTES: u64 = 100_000_000;
-    let source = Source::open(path)?;
+    let source = Source::open(path, false)?;
     if source.len > MAX_INDEX_BYTES {
         return Err(GradientsError::HeaderTooLong {
             path: source.path,

@@ -51,7 +51,7 @@ pub enum GradientsError {
     },
     /// The name says nothing and the first bytes belong to no format that is read.
     #[error(
-        "reading {path:?}: found a file that begins with {found:?}, expected .npy, .npz, .safetensors, .pt or .pth"
+        "reading {path:?}: found a file that begins with \"{found}\", expected .npy, .npz, .safetensors, .pt or .pth"
     )]
     UnknownKind {
         /// The file.
@@ -137,7 +137,7 @@ pub enum GradientsError {
     },
     /// The file does not begin as its format does.
     #[error(
-        "reading {path:?} as {kind}, byte {offset}: found {found:?}, expected {expected}; is it another format under this name?"
+        "reading {path:?} as {kind}, byte {offset}: found \"{found}\", expected {expected}; is it another format under this name?"
     )]
     Magic {
         /// The file.
@@ -470,6 +470,11 @@ fn of(tensor: &Option<String>) -> String {
 /// At most 16 bytes as escaped text, for messages.
 pub(crate) fn escaped(bytes: &[u8]) -> String {
     bytes[..bytes.len().min(16)].escape_ascii().to_string()
+}
+
+/// The same in quotes.
+pub(crate) fn quoted(bytes: &[u8]) -> String {
+    format!("\"{}\"", escaped(bytes))
 }
 
 /// At most 120 characters of a stranger's text, for messages.

@@ -70,7 +70,7 @@ impl OpenDump {
         name: &str,
         options: &Options,
     ) -> Result<OpenDump, GradientsError> {
-        let source = Source::open(path)?;
+        let source = Source::open(path, options.mmap())?;
         let kind = match Kind::of_extension(path) {
             Some(kind) => kind,
             None => sniff(&source)?,

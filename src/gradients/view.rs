@@ -229,7 +229,7 @@ mod tests {
         let mut file = tempfile::NamedTempFile::new().expect("a file");
         let bytes: Vec<u8> = (0..4000u16).flat_map(u16::to_le_bytes).collect();
         std::io::Write::write_all(&mut file, &bytes).expect("written");
-        let source = Source::open(file.path()).expect("opened");
+        let source = Source::open(file.path(), false).expect("opened");
         let shapes: [(&[u64], &[u64]); 9] = [
             (&[4, 3], &[0, 1]),
             (&[4, 3], &[7, 2]),

@@ -207,7 +207,7 @@ pub(super) fn lookup(module: &str, name: &str) -> Option<Global> {
         }
         ("torch._tensor", "_rebuild_from_type_v2") => Global::FromType,
         ("torch._utils", packed) => Global::Packed(
-            *PACKED
+            PACKED
                 .iter()
                 .find(|name| name.rsplit('.').next() == Some(packed))?,
         ),

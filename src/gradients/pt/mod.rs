@@ -20,7 +20,7 @@ use std::collections::HashMap;
 
 use self::pickle::{Arena, Machine, Object, Tensor, Value};
 use super::archive::{self, Member, Method};
-use super::error::escaped;
+use super::error::{escaped, quoted};
 use super::source::Source;
 use super::tensor::{Encoding, Skipped, SkippedBecause, TensorMeta};
 use super::view::View;
@@ -77,6 +77,8 @@ pub(crate) fn open(
 
 /// Where storages lie: key → byte offset and length.
 type Storages = HashMap<String, (u64, u64)>;
+/// Finds one; `None` where there is no such key.
+type Place<'a> = dyn FnMut(&str) -> Result<Option<(u64, u64)>, GradientsError> + 'a;
 
 fn open_zip(
     source: &Source,
@@ -118,12 +120,7 @@ fn open_zip(
                 b"little" => false,
                 b"big" => true,
                 other => {
-                    return Err(source.bad(
-                        Kind::Pt,
-                        offset,
-                        format!("{:?}", escaped(other)),
-                        "little or big",
-                    ));
+                    return Err(source.bad(Kind::Pt, offset, quoted(other), "little or big"));
                 }
             }
         }
@@ -283,7 +280,7 @@ fn collect(
     alone: &str,
     big_endian: bool,
     selects: &dyn Fn(&str) -> bool,
-    place: &mut dyn FnMut(&str) -> Result<Option<(u64, u64)>, GradientsError>,
+    place: &mut Place<'_>,
 ) -> Result<Found, GradientsError> {
     let mut found = Found {
         loss_scale: loss_scale(arena, root),
@@ -354,7 +351,7 @@ fn array(
     name: String,
     tensor: &Tensor,
     encoding: Encoding,
-    place: &mut dyn FnMut(&str) -> Result<Option<(u64, u64)>, GradientsError>,
+    place: &mut Place<'_>,
 ) -> Result<Array, GradientsError> {
     let storage = &tensor.storage;
     let Some((at, bytes)) = place(&storage.key)? else {

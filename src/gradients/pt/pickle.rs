@@ -391,7 +391,9 @@ impl<'a> Machine<'a> {
                         text => match text.strip_suffix('L').unwrap_or(text).parse::<i64>() {
                             Ok(int) => Value::Int(int),
                             Err(_) => {
-                                return Err(self.bad(format!("{:?}", shortened(text)), "an integer"));
+                                return Err(
+                                    self.bad(format!("{:?}", shortened(text)), "an integer")
+                                );
                             }
                         },
                     };
@@ -606,7 +608,7 @@ impl<'a> Machine<'a> {
     }
 
     fn pairs(&self, items: &[Value]) -> Result<Vec<(Value, Value)>, GradientsError> {
-        if items.len() % 2 != 0 {
+        if !items.len().is_multiple_of(2) {
             return Err(self.bad("a key without a value", "pairs"));
         }
         Ok(items
