@@ -2,10 +2,14 @@
 
 #[path = "cases/build.rs"]
 mod build;
+#[path = "cases/corpus.rs"]
+mod corpus;
 #[path = "cases/counts.rs"]
 mod counts;
 #[path = "cases/dumps.rs"]
 mod dumps;
+#[path = "fuzz/check.rs"]
+mod fuzz_check;
 #[path = "cases/hostile.rs"]
 mod hostile;
 #[path = "cases/reading.rs"]

@@ -24,7 +24,7 @@ fn read(path: &Path) -> Result<(), GradientsError> {
 }
 
 /// Name, bytes, the variant that must come.
-fn files() -> Vec<(&'static str, Vec<u8>, &'static str)> {
+pub fn files() -> Vec<(&'static str, Vec<u8>, &'static str)> {
     let one = f32s(&[1.0]);
     let good = npy_of("<f4", "(1,)", &one);
     let tensor = |elements, offset, shape: &[i32], strides: &[i32]| {
@@ -778,8 +778,7 @@ fn a_file_with_any_byte_changed_never_panics() {
             .write(true)
             .open(&path)
             .expect("opened");
-        for at in 0..bytes.len() {
-            let old = bytes[at];
+        for (at, &old) in bytes.iter().enumerate() {
             for to in [0x00, 0xff, old ^ 1, old ^ 0x80, old.wrapping_add(1), old] {
                 file.seek(SeekFrom::Start(at as u64)).expect("sought");
                 file.write_all(&[to]).expect("written");
@@ -804,7 +803,7 @@ fn unreadable_files_and_links_to_nowhere_are_named() {
     assert!(e.to_string().contains("b.npy"), "{e}");
     std::fs::remove_file(folder.path().join("b.npy")).expect("removed");
     let locked = write(folder.path(), "locked.npy", &good);
-    std::fs::set_permissions(&locked, std::fs::Permissions::from_mode(0)).expect("locked");
+    std::fs::set_permissions(&locked, std::fs::Permissions::from_mode(0o000)).expect("locked");
     match std::fs::read(&locked) {
         Ok(_) => eprintln!("SKIPPED: this user may read everything, so no file is unreadable"),
         Err(_) => assert!(matches!(
