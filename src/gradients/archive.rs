@@ -14,7 +14,7 @@ use std::io::{self, BufReader, Read};
 use flate2::Crc;
 use flate2::bufread::DeflateDecoder;
 
-use super::error::{escaped, shortened};
+use super::error::{quoted, shortened};
 use super::source::{BLOCK_BYTES, Bytes, Source};
 use super::{GradientsError, Kind};
 
@@ -76,14 +76,7 @@ pub(crate) fn directory(source: &Source, kind: Kind) -> Result<Vec<Member>, Grad
         let entry = bytes
             .get(at..)
             .filter(|rest| rest.len() >= DIRECTORY_ENTRY_BYTES && rest.starts_with(b"PK\x01\x02"))
-            .ok_or_else(|| {
-                source.bad(
-                    kind,
-                    offset,
-                    format!("{:?}", escaped(&bytes[at..])),
-                    "a directory entry",
-                )
-            })?;
+            .ok_or_else(|| source.bad(kind, offset, quoted(&bytes[at..]), "a directory entry"))?;
         let (name_len, extra_len, comment_len) =
             (u16_at(entry, 28), u16_at(entry, 30), u16_at(entry, 32));
         let name_end = DIRECTORY_ENTRY_BYTES + name_len as usize;
@@ -238,7 +231,7 @@ fn end_of_directory(source: &Source, kind: Kind) -> Result<(u64, u64, u64, u64),
                 return Err(source.bad(
                     kind,
                     wide_at,
-                    format!("{:?}", escaped(&wide)),
+                    quoted(&wide),
                     "the 64-bit end of directory",
                 ));
             }
@@ -308,12 +301,7 @@ impl Member {
         let mut local = [0u8; LOCAL_HEADER_BYTES as usize];
         source.read_exact_at(self.header, &mut local, Some(&self.name))?;
         if !local.starts_with(b"PK\x03\x04") {
-            return Err(source.bad(
-                kind,
-                self.header,
-                format!("{:?}", escaped(&local)),
-                "a member's header",
-            ));
+            return Err(source.bad(kind, self.header, quoted(&local), "a member's header"));
         }
         let mut name = vec![0u8; usize::from(u16_at(&local, 26))];
         source.read_exact_at(

@@ -295,7 +295,7 @@ fn is_chunk(path: &Path) -> Option<bool> {
     if Kind::of_extension(path) != Some(Kind::Safetensors) {
         return Some(false);
     }
-    let source = Source::open(path).ok()?;
+    let source = Source::open(path, false).ok()?;
     safetensors::header(&source)
         .ok()
         .map(|header| header.metadata.contains_key("gradscale"))
@@ -375,9 +375,13 @@ fn missing_shards(listing: &Listing) -> Result<Vec<PathBuf>, GradientsError> {
                 .filter(|p| !there.contains(p.as_path())),
         );
     }
-    // One family of shards: the folder, the name, the digits' width, the count, the extension.
-    let mut families: BTreeMap<(PathBuf, String, u32), (BTreeSet<u32>, usize, String)> =
-        BTreeMap::new();
+    // One family of shards has its folder, name and count in common.
+    struct Family {
+        have: BTreeSet<u32>,
+        width: usize,
+        extension: String,
+    }
+    let mut families: BTreeMap<(PathBuf, String, u32), Family> = BTreeMap::new();
     for path in &listing.dumps {
         let (Some(stem), Some(extension)) =
             (path.file_stem().and_then(|s| s.to_str()), path.extension())
@@ -391,16 +395,22 @@ fn missing_shards(listing: &Listing) -> Result<Vec<PathBuf>, GradientsError> {
         let width = stem.rsplit_once("-of-").map_or(0, |(_, count)| count.len());
         let family = families
             .entry((folder, name.to_string(), count))
-            .or_insert_with(|| {
-                (
-                    BTreeSet::new(),
-                    width,
-                    extension.to_string_lossy().into_owned(),
-                )
+            .or_insert_with(|| Family {
+                have: BTreeSet::new(),
+                width,
+                extension: extension.to_string_lossy().into_owned(),
             });
-        family.0.insert(index);
+        family.have.insert(index);
     }
-    for ((folder, name, count), (have, width, extension)) in families {
+    for (
+        (folder, name, count),
+        Family {
+            have,
+            width,
+            extension,
+        },
+    ) in families
+    {
         // Some count from 0. No more are named than there are files, lest a name of 4 billion shards fill memory.
         let first = u32::from(!have.contains(&0));
         let last = count - 1 + first;
@@ -425,7 +435,7 @@ fn index_files(path: &Path) -> Result<BTreeSet<String>, GradientsError> {
         weight_map: BTreeMap<String, String>,
     }
     const MAX_INDEX_BYTES: u64 = 100_000_000;
-    let source = Source::open(path)?;
+    let source = Source::open(path, false)?;
     if source.len > MAX_INDEX_BYTES {
         return Err(GradientsError::HeaderTooLong {
             path: source.path,

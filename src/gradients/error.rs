@@ -51,7 +51,7 @@ pub enum GradientsError {
     },
     /// The name says nothing and the first bytes belong to no format that is read.
     #[error(
-        "reading {path:?}: found a file that begins with {found:?}, expected .npy, .npz, .safetensors, .pt or .pth"
+        "reading {path:?}: found a file that begins with \"{found}\", expected .npy, .npz, .safetensors, .pt or .pth"
     )]
     UnknownKind {
         /// The file.
@@ -137,7 +137,7 @@ pub enum GradientsError {
     },
     /// The file does not begin as its format does.
     #[error(
-        "reading {path:?} as {kind}, byte {offset}: found {found:?}, expected {expected}; is it another format under this name?"
+        "reading {path:?} as {kind}, byte {offset}: found \"{found}\", expected {expected}; is it another format under this name?"
     )]
     Magic {
         /// The file.
@@ -343,6 +343,106 @@ pub enum GradientsError {
         /// The checksum in the directory.
         expected: u32,
     },
+    /// A pickle that names something that is neither a tensor nor a plain container.
+    #[error(
+        "reading {path:?} as pt, byte {offset}: found the global {global:?}, expected only what torch.save writes for tensors in dicts and lists; a pickle is never run here: save the state_dict instead"
+    )]
+    ForbiddenGlobal {
+        /// The file.
+        path: PathBuf,
+        /// Where it is named.
+        offset: u64,
+        /// `module.name`.
+        global: String,
+    },
+    /// A pickle instruction that torch.save does not write.
+    #[error(
+        "reading {path:?} as pt, byte {offset}: found the pickle instruction {opcode:#04x}, expected one that torch.save writes; a pickle is never run here: save it again with torch.save"
+    )]
+    PickleOpcode {
+        /// The file.
+        path: PathBuf,
+        /// Where it stands.
+        offset: u64,
+        /// The instruction.
+        opcode: u8,
+    },
+    /// More instructions, text or names than any checkpoint has.
+    #[error(
+        "reading {path:?} as pt, byte {offset}: found more than {limit} {what}, expected fewer; the file is damaged or hostile"
+    )]
+    PickleBudget {
+        /// The file.
+        path: PathBuf,
+        /// Where it was too much.
+        offset: u64,
+        /// What there is too much of.
+        what: &'static str,
+        /// What is read at most.
+        limit: u64,
+    },
+    /// A view that reaches past its storage.
+    #[error(
+        "reading {path:?}, tensor {tensor:?}: found a storage of {found} elements, expected at least {expected} for its shape, strides and offset; the file is damaged"
+    )]
+    ViewBeyondStorage {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Elements of the storage.
+        found: u64,
+        /// Elements that the view reaches over.
+        expected: u64,
+    },
+    /// Views that show far more elements than the file holds.
+    #[error(
+        "reading {path:?}, tensor {tensor:?}: found views of {found} elements, expected at most {limit} for a file of this size; save .contiguous() copies of what is meant, or leave it out with --exclude"
+    )]
+    ViewTooLarge {
+        /// The file.
+        path: PathBuf,
+        /// The tensor at which it was too much.
+        tensor: String,
+        /// Elements that all views up to it show.
+        found: u64,
+        /// What is read at most.
+        limit: u64,
+    },
+    /// A tensor without its storage.
+    #[error(
+        "reading {path:?}, tensor {tensor:?}: found no data for its storage {storage:?}, expected some; the file is damaged"
+    )]
+    MissingStorage {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The storage's key.
+        storage: String,
+    },
+    /// A sparse, quantized or otherwise packed tensor.
+    #[error(
+        "reading {path:?}, tensor {tensor:?}: found a tensor made by {found}, expected a dense one; save .to_dense() or .dequantize() of it, or leave it out with --exclude"
+    )]
+    PackedTensor {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// What would rebuild it.
+        found: String,
+    },
+    /// A program, not a dump.
+    #[error(
+        "reading {path:?}: found a TorchScript archive (it holds {found:?}), expected what torch.save writes; save the state_dict instead"
+    )]
+    TorchScript {
+        /// The file.
+        path: PathBuf,
+        /// The member that tells.
+        found: String,
+    },
     /// A tensor index that the file does not have, or a range beyond its elements.
     #[error(
         "reading {path:?}: found a request for elements {found:?} of tensor number {tensor}, expected a range within {expected} elements"
@@ -370,6 +470,11 @@ fn of(tensor: &Option<String>) -> String {
 /// At most 16 bytes as escaped text, for messages.
 pub(crate) fn escaped(bytes: &[u8]) -> String {
     bytes[..bytes.len().min(16)].escape_ascii().to_string()
+}
+
+/// The same in quotes.
+pub(crate) fn quoted(bytes: &[u8]) -> String {
+    format!("\"{}\"", escaped(bytes))
 }
 
 /// At most 120 characters of a stranger's text, for messages.

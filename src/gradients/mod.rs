@@ -16,7 +16,7 @@
 //! refused, because they are pickles; so is a file without any tensor, and one that names a tensor twice.
 //!
 //! Files are not trusted: lengths are checked before anything is allocated, headers have limits, nothing recurses on
-//! a file's say-so, and no memory is mapped (a mapped file that shrinks kills the process). An `.npz`'s header offset
+//! a file's say-so, and no memory is mapped unless asked for (a mapped file that shrinks kills the process). An `.npz`'s header offset
 //! in a message counts from the beginning of the unpacked member.
 //!
 //! # Directories
@@ -30,14 +30,17 @@
 mod archive;
 mod dump;
 mod error;
+mod mmap;
 mod npy;
 mod npz;
 mod open;
 mod options;
+mod pt;
 mod safetensors;
 mod source;
 mod step_pattern;
 mod tensor;
+mod view;
 
 use std::fmt;
 use std::path::Path;

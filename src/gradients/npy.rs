@@ -8,7 +8,7 @@
 //! parentheses are an error at the second. `'<V2'` is what NumPy writes for ml_dtypes' bfloat16 (a plain two-byte void
 //! is `'|V2'`, which is left alone). Fortran order changes nothing for counts: the same elements in another order.
 
-use super::error::{escaped, shortened};
+use super::error::{escaped, quoted, shortened};
 use super::source::{Bytes, Region, Source};
 use super::tensor::{Dtype, Encoding, Skipped, SkippedBecause, elements_of};
 use super::{GradientsError, Kind};
@@ -98,7 +98,7 @@ pub(crate) fn header(
         let found = if there.is_empty() {
             "the header's end".to_string()
         } else {
-            format!("{:?}", escaped(there))
+            quoted(there)
         };
         bad(start + offset as u64, found, expected)
     })?;
@@ -213,7 +213,7 @@ fn element(descr: &str) -> Element {
         "f2" => Some(Dtype::F16),
         "f4" => Some(Dtype::F32),
         "f8" => Some(Dtype::F64),
-        "V2" if order != "|" && order != "" => Some(Dtype::Bf16),
+        "V2" if matches!(order, "<" | ">") => Some(Dtype::Bf16),
         _ => None,
     };
     if let Some(dtype) = float

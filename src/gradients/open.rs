@@ -8,7 +8,8 @@ use super::archive::{Member, Method, Unpacked};
 use super::error::escaped;
 use super::source::{Bytes, Region, Source, decode};
 use super::tensor::{Chunk, Encoding, Skipped, SkippedBecause, TensorMeta};
-use super::{DumpScale, GradientsError, Kind, Options, npy, npz, safetensors};
+use super::view::{View, ViewBytes};
+use super::{DumpScale, GradientsError, Kind, Options, npy, npz, pt, safetensors};
 
 /// A dump file with its header read and checked; elements are read when asked for.
 ///
@@ -31,6 +32,12 @@ pub struct OpenDump {
 enum Layout {
     /// One run of bytes in the file.
     Run { offset: u64, encoding: Encoding },
+    /// A view of a storage whose first element is at `offset`.
+    View {
+        offset: u64,
+        encoding: Encoding,
+        view: View,
+    },
     /// A member of an archive that has a checksum, and the length of its `.npy` header.
     Member {
         member: Member,
@@ -63,7 +70,7 @@ impl OpenDump {
         name: &str,
         options: &Options,
     ) -> Result<OpenDump, GradientsError> {
-        let source = Source::open(path)?;
+        let source = Source::open(path, options.mmap())?;
         let kind = match Kind::of_extension(path) {
             Some(kind) => kind,
             None => sniff(&source)?,
@@ -73,9 +80,8 @@ impl OpenDump {
             Kind::Npy => open_npy(&source, name, &selects)?,
             Kind::Npz => open_npz(&source, &selects)?,
             Kind::Safetensors => open_safetensors(&source)?,
-            Kind::Pt | Kind::Directory => {
-                return Err(GradientsError::NoTensor { path: source.path });
-            }
+            Kind::Pt => open_pt(&source, name, &selects)?,
+            Kind::Directory => return Err(GradientsError::NoTensor { path: source.path }),
         };
         if found.tensors.is_empty()
             && found
@@ -204,7 +210,7 @@ impl OpenDump {
     /// before: not so for a deflated member.
     pub fn splittable(&self, tensor: usize) -> bool {
         match self.layouts.get(tensor) {
-            Some(Layout::Run { .. }) => true,
+            Some(Layout::Run { .. } | Layout::View { .. }) => true,
             Some(Layout::Member { member, .. }) => member.method == Method::Stored,
             None => false,
         }
@@ -227,7 +233,9 @@ impl OpenDump {
             return Err(self.out_of_range(tensor, 0..0));
         };
         match layout {
-            Layout::Run { .. } => self.read_range(tensor, 0..meta.elements, visit),
+            Layout::Run { .. } | Layout::View { .. } => {
+                self.read_range(tensor, 0..meta.elements, visit)
+            }
             Layout::Member {
                 member,
                 header_len,
@@ -275,6 +283,17 @@ impl OpenDump {
         };
         match layout {
             Layout::Run { offset, encoding } => run(*offset, *encoding, visit),
+            Layout::View {
+                offset,
+                encoding,
+                view,
+            } => {
+                let size = encoding.dtype.size_bytes();
+                let first = elements.start;
+                let mut bytes =
+                    ViewBytes::new(&self.source, view, &meta.name, size, *offset, first);
+                decode(&mut bytes, *encoding, count, visit)
+            }
             Layout::Member {
                 member,
                 header_len,
@@ -364,6 +383,45 @@ fn open_npz(source: &Source, selects: &dyn Fn(&str) -> bool) -> Result<Found, Gr
         tensors: tensors.collect(),
         skipped,
         ..Found::default()
+    })
+}
+
+fn open_pt(
+    source: &Source,
+    name: &str,
+    selects: &dyn Fn(&str) -> bool,
+) -> Result<Found, GradientsError> {
+    let pt::Found {
+        tensors,
+        skipped,
+        loss_scale,
+        step,
+    } = pt::open(source, name, selects)?;
+    let tensors = tensors.into_iter().map(
+        |pt::Array {
+             meta,
+             encoding,
+             offset,
+             view,
+         }| {
+            let layout = if view.is_run() {
+                Layout::Run { offset, encoding }
+            } else {
+                Layout::View {
+                    offset,
+                    encoding,
+                    view,
+                }
+            };
+            (meta, layout)
+        },
+    );
+    Ok(Found {
+        tensors: tensors.collect(),
+        skipped,
+        loss_scale,
+        step,
+        rank: None,
     })
 }
 

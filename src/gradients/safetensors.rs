@@ -10,7 +10,7 @@ use std::fmt;
 use serde::Deserialize;
 use serde::de::{self, MapAccess, Visitor};
 
-use super::error::{escaped, shortened};
+use super::error::{escaped, quoted, shortened};
 use super::source::Source;
 use super::tensor::{Dtype, Skipped, SkippedBecause};
 use super::{GradientsError, Kind};
@@ -111,12 +111,7 @@ pub(crate) fn header(source: &Source) -> Result<Header, GradientsError> {
     }
     let text = std::str::from_utf8(&json).map_err(|e| {
         let at = e.valid_up_to();
-        source.bad(
-            kind,
-            8 + at as u64,
-            format!("{:?}", escaped(&json[at..])),
-            "UTF-8",
-        )
+        source.bad(kind, 8 + at as u64, quoted(&json[at..]), "UTF-8")
     })?;
     let entries: Entries = serde_json::from_str(text).map_err(|e| {
         let line_start: usize = text

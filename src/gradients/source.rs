@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use half::slice::HalfBitsSliceExt;
 use half::{bf16, f16};
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::tensor::{Chunk, Dtype, Encoding, widen_fp8};
 use super::{GradientsError, Kind};
@@ -23,11 +23,12 @@ pub(crate) struct Source {
     pub path: PathBuf,
     pub len: u64,
     file: File,
+    map: Option<memmap2::Mmap>,
 }
 
 impl Source {
     /// Opens a regular file that is not empty and not a Git LFS pointer.
-    pub fn open(path: &Path) -> Result<Source, GradientsError> {
+    pub fn open(path: &Path, mmap: bool) -> Result<Source, GradientsError> {
         let io = |source| GradientsError::Io {
             doing: "opening",
             path: path.to_path_buf(),
@@ -46,10 +47,16 @@ impl Source {
         }
         let file = File::open(path).map_err(io)?;
         let len = file.metadata().map_err(io)?.len();
+        let map = if mmap && len > 0 {
+            Some(super::mmap::map(&file).map_err(io)?)
+        } else {
+            None
+        };
         let source = Source {
             path: path.to_path_buf(),
             len,
             file,
+            map,
         };
         if len == 0 {
             return Err(GradientsError::EmptyFile { path: source.path });
@@ -70,6 +77,15 @@ impl Source {
         Ok(head)
     }
 
+    /// Bytes of the map, where there is one and it reaches that far.
+    fn mapped(&self, offset: u64, length: u64) -> Option<&[u8]> {
+        let (from, to) = (
+            usize::try_from(offset).ok()?,
+            usize::try_from(offset.checked_add(length)?).ok()?,
+        );
+        self.map.as_ref()?.get(from..to)
+    }
+
     /// Fills `buffer` from `offset`; a file that ends before is [`GradientsError::Truncated`].
     pub fn read_exact_at(
         &self,
@@ -77,6 +93,10 @@ impl Source {
         buffer: &mut [u8],
         tensor: Option<&str>,
     ) -> Result<(), GradientsError> {
+        if let Some(bytes) = self.mapped(offset, buffer.len() as u64) {
+            buffer.copy_from_slice(bytes);
+            return Ok(());
+        }
         let mut done = 0;
         while done < buffer.len() {
             match read_at(&self.file, &mut buffer[done..], offset + done as u64) {
@@ -156,6 +176,13 @@ fn read_at(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
 pub(crate) trait Bytes {
     /// Fills `buffer` or fails.
     fn fill(&mut self, buffer: &mut [u8]) -> Result<(), GradientsError>;
+
+    /// The next `length` bytes as they lie in memory, where they are there and begin at a multiple of `align`;
+    /// otherwise nothing has happened.
+    fn borrow(&mut self, length: u64, align: usize) -> Option<&[u8]> {
+        let _ = (length, align);
+        None
+    }
 }
 
 /// A part of a file, read in order.
@@ -183,6 +210,19 @@ impl Bytes for Region<'_> {
         self.position += buffer.len() as u64;
         Ok(())
     }
+
+    fn borrow(&mut self, length: u64, align: usize) -> Option<&[u8]> {
+        let end = self
+            .position
+            .checked_add(length)
+            .filter(|end| *end <= self.end)?;
+        let bytes = self.source.mapped(self.position, length)?;
+        if !bytes.as_ptr().addr().is_multiple_of(align) {
+            return None;
+        }
+        self.position = end;
+        Some(bytes)
+    }
 }
 
 /// Hands out `elements` elements from `bytes` in chunks of at most [`BLOCK_BYTES`].
@@ -204,7 +244,17 @@ pub(crate) fn decode(
     // The bytes are read straight into a slice of the element type; only the other byte order is touched again.
     match encoding.dtype {
         Dtype::F32 => {
-            let mut block = vec![0f32; per_block];
+            // A mapped file's own bytes will do where they are floats already.
+            while !swap && left > 0 {
+                let n = (per_block as u64).min(left);
+                let Some(bytes) = bytes.borrow(n * 4, align_of::<f32>()) else {
+                    break;
+                };
+                left -= n;
+                let floats = <[f32]>::ref_from_bytes(bytes).expect("aligned, and whole floats");
+                visit(Chunk::F32(floats));
+            }
+            let mut block = vec![0f32; (per_block as u64).min(left) as usize];
             while left > 0 {
                 let block = &mut block[..next(&mut left)];
                 bytes.fill(block.as_mut_bytes())?;
@@ -217,17 +267,31 @@ pub(crate) fn decode(
             }
         }
         Dtype::F16 | Dtype::Bf16 => {
-            let mut block = vec![0u16; per_block];
+            let show = |halves: &[u16], visit: &mut dyn FnMut(Chunk<'_>)| {
+                visit(match encoding.dtype {
+                    Dtype::F16 => Chunk::F16(halves.reinterpret_cast::<f16>()),
+                    _ => Chunk::Bf16(halves.reinterpret_cast::<bf16>()),
+                })
+            };
+            while !swap && left > 0 {
+                let n = (per_block as u64).min(left);
+                let Some(bytes) = bytes.borrow(n * 2, align_of::<u16>()) else {
+                    break;
+                };
+                left -= n;
+                show(
+                    <[u16]>::ref_from_bytes(bytes).expect("aligned, and whole halves"),
+                    visit,
+                );
+            }
+            let mut block = vec![0u16; (per_block as u64).min(left) as usize];
             while left > 0 {
                 let block = &mut block[..next(&mut left)];
                 bytes.fill(block.as_mut_bytes())?;
                 if swap {
                     block.iter_mut().for_each(|x| *x = x.swap_bytes());
                 }
-                visit(match encoding.dtype {
-                    Dtype::F16 => Chunk::F16(block.reinterpret_cast::<f16>()),
-                    _ => Chunk::Bf16(block.reinterpret_cast::<bf16>()),
-                });
+                show(block, visit);
             }
         }
         Dtype::F64 => {
