@@ -1,4 +1,5 @@
 //! Loss-scaling policies and what follows from replaying them.
 
 pub mod golden;
+pub mod laws;
 pub mod policy;
