@@ -109,7 +109,18 @@ pub(super) fn learn(subject: &mut dyn Subject, options: &Options) -> Result<Fact
         }
     }
     let scale = subject.reset()?;
-    let hysteresis = fall(subject, scale)?.map(|(n, _)| n);
+    let mut hysteresis = fall(subject, scale)?.map(|(n, _)| n);
+    if hysteresis.is_none() && !growths.is_empty() {
+        // It may start at its floor: from above, then.
+        let mut scale = subject.reset()?;
+        for _ in 0..growths.iter().map(|g| g.0 as usize).sum() {
+            let Step::Done { scale: next, .. } = subject.step(false)? else {
+                break;
+            };
+            scale = next;
+        }
+        hysteresis = fall(subject, scale)?.map(|(n, _)| n);
+    }
 
     let mut floor = subject.reset()?;
     let mut unchanged = 0;

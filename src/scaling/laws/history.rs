@@ -107,7 +107,8 @@ pub(super) fn classics(facts: &Facts) -> Vec<Case> {
     let overflow = |n: usize| vec![true; n];
     let join = |parts: &[Vec<bool>]| parts.concat();
     let mut histories = vec![
-        clean(3 * w + 4),
+        // Seven intervals: a window that doubles at each growth shows in the third.
+        clean(7 * w + 4),
         // Long enough to see an f64 reach 0 from 2^16.
         overflow(1200),
         (0..2 * w + 6).map(|i| i % 2 == 0).collect(),

@@ -418,7 +418,10 @@ fn recovers_after_burst(
         return Ok(None);
     }
     // One growth more than the ratio asks for: a growth may have been a step away when the burst came.
-    let growths = ((before / low).ln() / ratio.ln()).ceil().clamp(1.0, 4096.0) as usize + 1;
+    let growths = ((before / low).ln() / ratio.ln())
+        .ceil()
+        .clamp(1.0, 200_000.0) as usize
+        + 1;
     let limit = growths.saturating_mul(patience).min(200_000);
     for _ in 0..limit {
         flags.push(false);
@@ -511,7 +514,8 @@ fn no_livelock_at_ceiling(
     }
     let (steps, top) = drive_up(subject, scale, patience, drive)?;
     flags.resize(flags.len() + steps, false);
-    if top.is_nan() {
+    // Stuck at the bottom is the other livelock.
+    if top.is_nan() || top <= 0.0 || top <= floor {
         return Ok(None);
     }
     for _ in 0..2 * overflows + 2 {
