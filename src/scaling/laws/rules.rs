@@ -515,7 +515,7 @@ fn no_livelock_at_ceiling(
     let (steps, top) = drive_up(subject, scale, patience, drive)?;
     flags.resize(flags.len() + steps, false);
     // Stuck at the bottom is the other livelock.
-    if top.is_nan() || top <= 0.0 || top <= floor {
+    if top.is_nan() || top <= 0.0 || top <= bench.facts.floor {
         return Ok(None);
     }
     for _ in 0..2 * overflows + 2 {
