@@ -45,6 +45,10 @@ pub enum Command {
     Merge(MergeArgs),
     /// Draw one figure
     Plot(PlotArgs),
+    /// Hold a loss scaler to the laws, or to recorded traces
+    Check(super::commands::check::CheckArgs),
+    /// The policies, their keys and defaults; one explained
+    Policies(super::commands::policies::PoliciesArgs),
     /// The number formats and their thresholds
     Formats(FormatsArgs),
     /// Shell completions on stdout

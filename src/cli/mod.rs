@@ -56,6 +56,12 @@ pub enum CliError {
         /// Why.
         source: crate::scaling::RecommendError,
     },
+    /// A check that cannot be made.
+    #[error(transparent)]
+    Check(#[from] commands::check::CheckError),
+    /// Policies that cannot be shown.
+    #[error(transparent)]
+    Policies(#[from] commands::policies::PoliciesError),
     /// A report that cannot be made.
     #[error(transparent)]
     Report(#[from] crate::report::page::ReportError),

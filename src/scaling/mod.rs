@@ -1,6 +1,8 @@
 //! Loss-scaling policies and what follows from replaying them.
 
+pub mod exec;
 pub mod golden;
+pub mod laws;
 pub mod policy;
 mod recommend;
 mod run;

@@ -12,7 +12,7 @@
 //! `loss_scale` nothing is checked and inf and NaN reach the weights. `amp.state_dict` saves the scale and `unskipped`;
 //! window and limits come from the new constructor.
 
-use super::registry::{Key, Kind, PolicyInfo, ScaleType, Settings, Value};
+use super::registry::{Exception, Key, Kind, PolicyInfo, ScaleType, Settings, Value};
 use super::state::{Fields, number, state};
 use super::{Observed, Policy, PolicyError, State, Terminal, Update};
 
@@ -36,7 +36,9 @@ Quirks: scale_factor is ignored, the factor is 2. No floor by default: after 109
 is 0 and the next step raises ZeroDivisionError. With a number for loss_scale the class checks nothing: steps are not
 skipped, inf and NaN reach the weights. A checkpoint holds the scale and the clean-step counter.",
     source: "NVIDIA/apex tag 24.04.01 apex/amp/scaler.py, handle.py, frontend.py",
-    exceptions: &[],
+    exceptions: &[
+        Exception { law: "scale_stays_positive", reason: "there is no floor: the float is 0 after 1091 overflows in a row, and the next step raises ZeroDivisionError" },
+    ],
     build,
 };
 

@@ -5,7 +5,7 @@
 //! scale, both counters, factor and window.
 
 use super::apex_fp16_utils::ModuloScaler;
-use super::registry::{Key, Kind, PolicyInfo, ScaleType, Settings, Value};
+use super::registry::{Exception, Key, Kind, PolicyInfo, ScaleType, Settings, Value};
 use super::{Policy, PolicyError};
 
 /// The registry's entry.
@@ -22,7 +22,10 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
 Halves at every overflow, never below 1; doubles whenever the steps since the last overflow are a multiple of
 scale_window. The class accepts no arguments for its scaling; the keys are its attributes.",
     source: "NVIDIA/apex tag 24.04.01 apex/contrib/optimizers/fp16_optimizer.py",
-    exceptions: &[],
+    exceptions: &[
+        Exception { law: "growth_is_guarded", reason: "a Python float without a ceiling; the scaled loss is infinite long before, and that overflow brings it back" },
+        Exception { law: "no_livelock_at_ceiling", reason: "from an infinite float no division comes back" },
+    ],
     build,
 };
 

@@ -10,7 +10,7 @@
 //! Python float passes the f32 range. Copies live in mmdetection (init 512), old Megatron and DeepSpeed; `FP16_Optimizer` of
 //! the same apex builds the amp scaler instead.
 
-use super::registry::{Key, Kind, PolicyInfo, ScaleType, Settings, Value};
+use super::registry::{Exception, Key, Kind, PolicyInfo, ScaleType, Settings, Value};
 use super::state::{Fields, number, state};
 use super::{Observed, Policy, PolicyError, State, Terminal, Update};
 
@@ -31,7 +31,10 @@ multiple of scale_window. The object is pickled whole.
 Quirks: an initial scale under 1 jumps up to 1 at the first overflow. No ceiling: the scale leaves the f32 range, the
 scaled loss becomes infinite, and the next overflow brings it back.",
     source: "NVIDIA/apex tag 24.04.01 apex/fp16_utils/loss_scaler.py",
-    exceptions: &[],
+    exceptions: &[
+        Exception { law: "growth_is_guarded", reason: "a Python float without a ceiling; the scaled loss is infinite long before, and that overflow brings it back" },
+        Exception { law: "no_livelock_at_ceiling", reason: "from an infinite float no division comes back" },
+    ],
     build,
 };
 

@@ -9,7 +9,7 @@
 //! used up, each further overflow of the burst cuts. No floor. The kernel has no defaults of its own: those of
 //! `torch-amp` with a hysteresis of 2 stand in.
 
-use super::registry::{Key, Kind, PolicyInfo, ScaleType, Settings, Value};
+use super::registry::{Exception, Key, Kind, PolicyInfo, ScaleType, Settings, Value};
 use super::state::{Fields, number, state};
 use super::{Observed, Policy, PolicyError, State, Terminal, Update};
 
@@ -31,7 +31,10 @@ As torch-amp, but only the hysteresis-th overflow in a row backs off, and every 
 clean step forgives all. No floor: from 65536 the scale is 0 after 167 overflows in a row with hysteresis 2. The kernel has
 no defaults; those shown are torch-amp's, with hysteresis 2.",
     source: "NVIDIA/apex 6424da3b csrc/update_scale_hysteresis.cu",
-    exceptions: &[],
+    exceptions: &[
+        Exception { law: "scale_stays_positive", reason: "there is no floor: the scale is exactly 0 after 167 overflows in a row with hysteresis 2" },
+        Exception { law: "no_livelock_at_floor", reason: "a scale of 0 doubles to 0, for ever" },
+    ],
     build,
 };
 

@@ -9,7 +9,7 @@
 //! It doubles at *every* step until the first overflow, then creeps. The ceiling is FP16's largest number, no power of
 //! two. **Nothing is saved**: a resume starts again at 1, doubling.
 
-use super::registry::{Key, Kind, PolicyInfo, ScaleType, Settings, Value};
+use super::registry::{Exception, Key, Kind, PolicyInfo, ScaleType, Settings, Value};
 use super::state::state;
 use super::{Observed, Policy, PolicyError, State, Terminal, Update};
 
@@ -26,7 +26,10 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
 Starts at 1 and doubles at every step until the first overflow; from then on an overflow halves and every clean step
 multiplies by 2^(1/interval). Clamped to [1, 65504]. A checkpoint holds nothing: a resume starts again at 1 and doubles.",
     source: "chainer/chainer a8e15cbe55 chainer/optimizer.py; chainer 7.8.1",
-    exceptions: &[],
+    exceptions: &[
+        Exception { law: "recovers_after_burst", reason: "it doubles at every step up to the first overflow and creeps from then on" },
+        Exception { law: "save_load_continues", reason: "nothing is saved: a resume starts again at 1" },
+    ],
     build,
 };
 

@@ -9,7 +9,7 @@
 //! there is no finite check. `state_dict` holds scale, factors and the hysteresis *setting*, but **neither counter**: a
 //! resume restarts the window and refills the hysteresis; interval, min and max are not saved either.
 
-use super::registry::{Key, Kind, PolicyInfo, ScaleType, Settings, Value};
+use super::registry::{Exception, Key, Kind, PolicyInfo, ScaleType, Settings, Value};
 use super::state::{Fields, number, state};
 use super::{Observed, Policy, PolicyError, State, Terminal, Update};
 
@@ -35,7 +35,13 @@ and 2^32. Plugins differ: hybrid parallel has interval 2000.
 Quirks: a checkpoint saves neither the clean-step counter nor the overflow counter, so a resume restarts the window and
 refills the hysteresis.",
     source: "hpcaitech/ColossalAI 4f9953be3 colossalai/amp/naive_amp/grad_scaler/dynamic_grad_scaler.py",
-    exceptions: &[],
+    exceptions: &[
+        Exception { law: "scale_stays_positive", reason: "there is no floor: the scale is exactly 0 after 167 overflows in a row without min_scale" },
+        Exception { law: "no_livelock_at_floor", reason: "a scale of 0 doubles to 0, for ever" },
+        Exception { law: "growth_is_guarded", reason: "growth has no finite check: the scale reaches infinity" },
+        Exception { law: "no_livelock_at_ceiling", reason: "an infinite scale halves to infinity, for ever" },
+        Exception { law: "save_load_continues", reason: "neither counter is saved: a resume restarts the window and refills the hysteresis" },
+    ],
     build,
 };
 

@@ -21,7 +21,7 @@
 //! `deepspeed` is 0.19.8, whose class makes every argument but the raise flag mandatory and fixes the factor to 2.
 //! `deepspeed-legacy` is the class of 2025-02.
 
-use super::registry::{Key, Kind, PolicyInfo, ScaleType, Settings, Value};
+use super::registry::{Exception, Key, Kind, PolicyInfo, ScaleType, Settings, Value};
 use super::state::{Fields, number, state};
 use super::{Observed, Policy, PolicyError, State, Terminal, Update};
 
@@ -46,7 +46,10 @@ the config's defaults at the 18th overflow in a row.
 Quirks: the forgiveness is refilled only at a growth, unless consecutive_hysteresis (then at every clean step). A start
 below min_scale jumps up to it at the first cut. No ceiling. The scaler is pickled whole into checkpoints.",
     source: "deepspeed 0.19.8 deepspeed/runtime/fp16/loss_scaler.py",
-    exceptions: &[],
+    exceptions: &[
+        Exception { law: "growth_is_guarded", reason: "a Python float without a ceiling; the scaled loss is infinite long before, and that overflow brings it back" },
+        Exception { law: "no_livelock_at_ceiling", reason: "from an infinite float no division comes back" },
+    ],
     build: build_current,
 };
 
@@ -112,7 +115,16 @@ pub(crate) const LEGACY: PolicyInfo = PolicyInfo {
     explanation: "\
 As deepspeed, but a growth comes whenever the steps since the last overflow are a multiple of scale_window, like apex.",
     source: "microsoft/DeepSpeed 38327e07f (2025-02) deepspeed/runtime/fp16/loss_scaler.py",
-    exceptions: &[],
+    exceptions: &[
+        Exception {
+            law: "growth_is_guarded",
+            reason: "a Python float without a ceiling; the scaled loss is infinite long before, and that overflow brings it back",
+        },
+        Exception {
+            law: "no_livelock_at_ceiling",
+            reason: "from an infinite float no division comes back",
+        },
+    ],
     build: build_legacy,
 };
 

@@ -9,7 +9,7 @@
 //! They do not use `DynamicLossScaler`: no hysteresis (the config's is ignored), no error at the floor. Without a config
 //! the fused one starts at 2^32 with floor 1, the unfused at 2^16 with floor 0.25. The floor is not saved.
 
-use super::registry::{Key, Kind, PolicyInfo, ScaleType, Settings, Value};
+use super::registry::{Exception, Key, Kind, PolicyInfo, ScaleType, Settings, Value};
 use super::state::{Fields, number, state};
 use super::{Observed, Policy, PolicyError, State, Terminal, Update};
 
@@ -29,7 +29,10 @@ Halves at every overflow, never below min_scale, and never raises. A growth come
 overflow, then every W steps. Quirks: the hysteresis of the JSON config is ignored here. A checkpoint holds scale,
 counters, factor and window, but not the floor.",
     source: "deepspeed 0.19.8 deepspeed/runtime/fp16/fused_optimizer.py",
-    exceptions: &[],
+    exceptions: &[
+        Exception { law: "growth_is_guarded", reason: "a Python float without a ceiling; the scaled loss is infinite long before, and that overflow brings it back" },
+        Exception { law: "no_livelock_at_ceiling", reason: "from an infinite float no division comes back" },
+    ],
     build: build_fused,
 };
 
@@ -49,7 +52,10 @@ Halves at every overflow, never below min_scale, and never raises. A growth come
 overflow, then every W steps. Quirks: the hysteresis of the JSON config is ignored here. A checkpoint holds scale,
 counters, factor and window, but not the floor.",
     source: "deepspeed 0.19.8 deepspeed/runtime/fp16/unfused_optimizer.py",
-    exceptions: &[],
+    exceptions: &[
+        Exception { law: "growth_is_guarded", reason: "a Python float without a ceiling; the scaled loss is infinite long before, and that overflow brings it back" },
+        Exception { law: "no_livelock_at_ceiling", reason: "from an infinite float no division comes back" },
+    ],
     build: build_unfused,
 };
 

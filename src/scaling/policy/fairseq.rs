@@ -15,7 +15,7 @@
 //! The command line's window is `2^14 / world_size / update_freq`: 16384 on one GPU without accumulation. `gradscale`
 //! cannot know those; set `scale_window`.
 
-use super::registry::{Key, Kind, PolicyInfo, ScaleType, Settings, Value};
+use super::registry::{Exception, Key, Kind, PolicyInfo, ScaleType, Settings, Value};
 use super::state::{Fields, number, state};
 use super::{Observed, Policy, PolicyError, State, Terminal, Update};
 
@@ -41,7 +41,11 @@ Quirks: a forgiven overflow still delays growth. threshold above min_loss_scale 
 holds the scale alone, so a resume restarts the window. The command line starts at 2^7 with window 2^14 / GPUs /
 update_freq, the class at 2^15 with 2000.",
     source: "facebookresearch/fairseq 3d262bb2 fairseq/optim/dynamic_loss_scaler.py, fp16_optimizer.py",
-    exceptions: &[],
+    exceptions: &[
+        Exception { law: "growth_is_guarded", reason: "a Python float without a ceiling; the scaled loss is infinite long before, and that overflow brings it back" },
+        Exception { law: "no_livelock_at_ceiling", reason: "from an infinite float no division comes back" },
+        Exception { law: "save_load_continues", reason: "only loss_scale is saved: a resume restarts the window" },
+    ],
     build,
 };
 

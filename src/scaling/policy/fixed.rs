@@ -5,7 +5,7 @@
 //! `FixedLossScaleManager` check and skip; apex.amp with a number does not check, and inf or NaN reach the weights; jmp
 //! leaves it to the user. `skip_on_overflow=false` is the second kind.
 
-use super::registry::{Key, Kind, PolicyInfo, ScaleType, Settings, Value};
+use super::registry::{Exception, Key, Kind, PolicyInfo, ScaleType, Settings, Value};
 use super::state::{number, state};
 use super::{Change, Observed, Policy, PolicyError, State, Terminal, Update};
 
@@ -24,7 +24,9 @@ The scale never changes. With skip_on_overflow=true (DeepSpeed LossScaler, Megat
 MindSpore fixed) an overflowing step is found and left out. With skip_on_overflow=false nothing is checked, as in
 apex.amp with a number: inf and NaN reach the weights.",
     source: "the common behaviour of deepspeed LossScaler, megatron ConstantGradScaler, apex.amp with a number",
-    exceptions: &[],
+    exceptions: &[
+        Exception { law: "replicas_out_of_step_show", reason: "a constant scale is the same on every rank, whatever each saw" },
+    ],
     build,
 };
 

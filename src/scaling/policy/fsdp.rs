@@ -11,7 +11,7 @@
 //! There the f32 tensor is multiplied in place by a Python number, which acts as an f32. The class all-reduces found-inf
 //! itself, so ranks agree. Read, not recorded.
 
-use super::registry::{Key, Kind, PolicyInfo, ScaleType, Settings, Value};
+use super::registry::{Exception, Key, Kind, PolicyInfo, ScaleType, Settings, Value};
 use super::state::{Fields, number, state};
 use super::{Observed, Policy, PolicyError, State, Terminal, Update};
 
@@ -32,7 +32,10 @@ pub(crate) const INFO: PolicyInfo = PolicyInfo {
 On device=cuda the rule is torch-amp's. On device=cpu growth is not checked, so the scale reaches infinity after 2^127 and
 stays there, and the factors act as f32. The class all-reduces found-inf over the process group.",
     source: "pytorch/pytorch torch/distributed/fsdp/sharded_grad_scaler.py",
-    exceptions: &[],
+    exceptions: &[
+        Exception { law: "scale_stays_positive", reason: "there is no floor: the scale is exactly 0 after 166 overflows in a row from 65536" },
+        Exception { law: "no_livelock_at_floor", reason: "a scale of 0 doubles to 0, for ever" },
+    ],
     build,
 };
 

@@ -9,7 +9,7 @@
 //! growth / (1 + growth), about 0.1 %. `lg` gathers f64 rounding errors, so it is replayed by adding, step by step.
 //! **Nothing is saved**: a resume starts at the initial lg.
 
-use super::registry::{Key, Kind, PolicyInfo, ScaleType, Settings, Value};
+use super::registry::{Exception, Key, Kind, PolicyInfo, ScaleType, Settings, Value};
 use super::state::{number, state};
 use super::{Observed, Policy, PolicyError, State, Terminal, Update};
 
@@ -28,7 +28,12 @@ Keeps log2 of the scale: an overflow subtracts 1, a clean step adds fp16_scale_g
 No floor, no ceiling. About one step in 1000 overflows for ever, by design. A checkpoint holds nothing: a resume starts at
 initial_lg_loss_scale. The classifier script starts at 16.",
     source: "openai/guided-diffusion 22e0df8 guided_diffusion/fp16_util.py",
-    exceptions: &[],
+    exceptions: &[
+        Exception { law: "scale_stays_positive", reason: "there is no floor: the float is 0 after 1095 overflows in a row" },
+        Exception { law: "growth_is_guarded", reason: "there is no ceiling; the scaled loss is infinite long before, and that overflow brings it back" },
+        Exception { law: "no_livelock_at_floor", reason: "2^-1080 is 0 in a float, and so is a little more than that" },
+        Exception { law: "save_load_continues", reason: "nothing is saved: a resume starts at the initial scale" },
+    ],
     build,
 };
 

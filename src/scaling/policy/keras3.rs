@@ -9,7 +9,7 @@
 //! No floor and no ceiling. On torch the scale is 0 after 165 overflows in a row from 2^15; on jax after 142, because XLA
 //! on the CPU flushes subnormals. Growth reaches inf after 2^127 and stays there. Both variables are saved.
 
-use super::registry::{Key, Kind, PolicyInfo, ScaleType, Settings, Value};
+use super::registry::{Exception, Key, Kind, PolicyInfo, ScaleType, Settings, Value};
 use super::state::{Fields, number, state};
 use super::{Observed, Policy, PolicyError, State, Terminal, Update};
 
@@ -28,7 +28,12 @@ Halves at every overflow and doubles after dynamic_growth_steps clean steps. No 
 2^15, for ever. No ceiling: infinity after 2^127, for ever. dynamic=False is rejected by the class; a static scale is the
 inner optimizer's loss_scale_factor.",
     source: "keras-team/keras keras/src/optimizers/loss_scale_optimizer.py; keras 3.15.1, torch backend",
-    exceptions: &[],
+    exceptions: &[
+        Exception { law: "scale_stays_positive", reason: "there is no floor: the scale is exactly 0 after 165 overflows in a row" },
+        Exception { law: "no_livelock_at_floor", reason: "a scale of 0 doubles to 0, for ever" },
+        Exception { law: "growth_is_guarded", reason: "growth has no finite check: the scale reaches infinity" },
+        Exception { law: "no_livelock_at_ceiling", reason: "an infinite scale halves to infinity, for ever" },
+    ],
     build: build_torch,
 };
 
@@ -57,7 +62,24 @@ pub(crate) const JAX: PolicyInfo = PolicyInfo {
     explanation: "\
 As keras3, but XLA on the CPU flushes subnormals: 2^-126 halved is 0, after 142 overflows in a row from 2^15.",
     source: "keras-team/keras keras/src/optimizers/loss_scale_optimizer.py; keras 3.15.1, jax 0.10 backend",
-    exceptions: &[],
+    exceptions: &[
+        Exception {
+            law: "scale_stays_positive",
+            reason: "there is no floor: the scale is exactly 0 after 142 overflows in a row, subnormals being flushed",
+        },
+        Exception {
+            law: "no_livelock_at_floor",
+            reason: "a scale of 0 doubles to 0, for ever",
+        },
+        Exception {
+            law: "growth_is_guarded",
+            reason: "growth has no finite check: the scale reaches infinity",
+        },
+        Exception {
+            law: "no_livelock_at_ceiling",
+            reason: "an infinite scale halves to infinity, for ever",
+        },
+    ],
     build: build_jax,
 };
 

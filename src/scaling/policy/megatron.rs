@@ -9,7 +9,7 @@
 //! only at a growth, so separated ones add up, and after the first cut every overflow cuts until the next growth. There is
 //! **no finite check**: the scale grows to inf, and inf * 0.5 stays inf. `state_dict` holds scale and both trackers.
 
-use super::registry::{Key, Kind, PolicyInfo, ScaleType, Settings, Value};
+use super::registry::{Exception, Key, Kind, PolicyInfo, ScaleType, Settings, Value};
 use super::state::{Fields, number, state};
 use super::{Observed, Policy, PolicyError, State, Terminal, Update};
 
@@ -34,7 +34,10 @@ Quirks: the docstring calls the hysteresis consecutive, but only a growth refill
 grow to infinity and then stays there. Options: --initial-loss-scale, --min-loss-scale, --loss-scale-window, --hysteresis; the
 factors are fixed by the caller.",
     source: "NVIDIA/Megatron-LM d98e8a64dd megatron/core/optimizer/grad_scaler.py; megatron-core 0.16.1",
-    exceptions: &[],
+    exceptions: &[
+        Exception { law: "growth_is_guarded", reason: "growth has no finite check: the scale reaches infinity" },
+        Exception { law: "no_livelock_at_ceiling", reason: "an infinite scale halves to infinity, for ever" },
+    ],
     build,
 };
 

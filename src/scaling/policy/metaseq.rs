@@ -10,7 +10,7 @@
 //! since the last overflow. At the floor training goes on, skipping, though the option's help still says that it stops.
 //! **Only `loss_scale` is saved**; a resume falls back to the configured window.
 
-use super::registry::{Key, Kind, PolicyInfo, ScaleType, Settings, Value};
+use super::registry::{Exception, Key, Kind, PolicyInfo, ScaleType, Settings, Value};
 use super::state::{Fields, number, state};
 use super::{Observed, Policy, PolicyError, State, Terminal, Update};
 
@@ -33,7 +33,11 @@ As fairseq, but a growth also multiplies the window by scale_factor and a cut di
 after W, 2W, 4W, ... clean steps. A cut that would pass below min_loss_scale is taken back: training goes on, skipping, and
 the window keeps shrinking to 1. A checkpoint holds the scale alone; the window falls back to the configured one.",
     source: "facebookresearch/metaseq f7ffa5f metaseq/optim/dynamic_loss_scaler.py",
-    exceptions: &[],
+    exceptions: &[
+        Exception { law: "never_grows_early", reason: "a cut halves the window too, so the next growth comes sooner" },
+        Exception { law: "grows_when_clean", reason: "a growth doubles the window, so growths come after W, 2W, 4W clean steps" },
+        Exception { law: "save_load_continues", reason: "only loss_scale is saved: the window falls back to the configured one" },
+    ],
     build,
 };
 

@@ -10,7 +10,7 @@
 //! A growth resets `last`. No ceiling: the f32 scale grows to inf. The state lives in Parameters named
 //! `current_iterator_step` and `last_overflow_iterator_step`.
 
-use super::registry::{Key, Kind, PolicyInfo, ScaleType, Settings, Value};
+use super::registry::{Exception, Key, Kind, PolicyInfo, ScaleType, Settings, Value};
 use super::state::{Fields, number, state};
 use super::{Observed, Policy, PolicyError, State, Terminal, Update};
 
@@ -30,7 +30,10 @@ Multiplies by the rounded inverse of scale_factor at every overflow, never below
 clean steps. Never raises. No ceiling: the scale grows to infinity. Arguments are mandatory in the class; those shown are
 the manager's.",
     source: "mindspore 2.10 nn.DynamicLossScaleUpdateCell",
-    exceptions: &[],
+    exceptions: &[
+        Exception { law: "growth_is_guarded", reason: "growth has no finite check: the scale reaches infinity" },
+        Exception { law: "no_livelock_at_ceiling", reason: "an infinite scale halves to infinity, for ever" },
+    ],
     build,
 };
 

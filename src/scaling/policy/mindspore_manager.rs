@@ -10,7 +10,7 @@
 //! (`mindspore-cell`); the manager's own counters are then never touched. MindSpore checkpoints nothing of the manager;
 //! saving here is pickling the object whole.
 
-use super::registry::{Key, Kind, PolicyInfo, ScaleType, Settings, Value};
+use super::registry::{Exception, Key, Kind, PolicyInfo, ScaleType, Settings, Value};
 use super::state::{Fields, number, state};
 use super::{Observed, Policy, PolicyError, State, Terminal, Update};
 
@@ -30,7 +30,10 @@ Multiplies by 1 / scale_factor at every overflow, never below 1; by scale_factor
 overflow are a multiple of scale_window. The 1001st overflow in a row raises RuntimeError. No ceiling. MindSpore saves
 nothing of it; saving here keeps the object whole.",
     source: "mindspore 2.10 DynamicLossScaleManager",
-    exceptions: &[],
+    exceptions: &[
+        Exception { law: "growth_is_guarded", reason: "a Python float without a ceiling; the scaled loss is infinite long before, and that overflow brings it back" },
+        Exception { law: "no_livelock_at_ceiling", reason: "from an infinite float no division comes back" },
+    ],
     build,
 };
 

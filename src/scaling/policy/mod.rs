@@ -176,7 +176,9 @@ pub trait Policy: std::fmt::Debug + Send + Sync {
     fn load(&mut self, state: &State) -> Result<(), PolicyError>;
 
     /// Counters after the last step, in the implementation's own words (golden traces compare them).
-    fn counters(&self) -> State;
+    fn counters(&self) -> State {
+        State::new()
+    }
 
     /// Whether [`Observed::amax`] drives this policy: a clean step without it is then an error.
     fn needs_amax(&self) -> bool {
@@ -185,6 +187,12 @@ pub trait Policy: std::fmt::Debug + Send + Sync {
 
     /// A copy of the whole state, saved or not.
     fn clone_box(&self) -> Box<dyn Policy>;
+}
+
+impl<P: Policy + 'static> From<P> for Box<dyn Policy> {
+    fn from(policy: P) -> Self {
+        Box::new(policy)
+    }
 }
 
 impl Clone for Box<dyn Policy> {

@@ -14,7 +14,7 @@
 //! which the scale is NaN for ever. Everything is f32, and `log` and `pow` differ between libraries: equal to within
 //! 2e-5, not bit for bit.
 
-use super::registry::{Key, Kind, PolicyInfo, ScaleType, Settings, Value};
+use super::registry::{Exception, Key, Kind, PolicyInfo, ScaleType, Settings, Value};
 use super::state::{Fields, number, state};
 use super::{Observed, Policy, PolicyError, State, Terminal, Update};
 
@@ -38,7 +38,11 @@ Follows the mean and spread of log2 amax and sets the scale so that amax times s
 Quirks, all of the original: one inf or NaN holds the scale at scale_min for hundreds of steps; log_max does not
 move the target; amax = 0 makes the scale NaN for ever.",
     source: "NVIDIA/OpenSeq2Seq 8681d381 open_seq2seq/optimizers/automatic_loss_scaler.py",
-    exceptions: &[],
+    exceptions: &[
+        Exception { law: "grows_when_clean", reason: "the scale follows amax, not a count of clean steps" },
+        Exception { law: "recovers_after_burst", reason: "one inf feeds 65536 into averages of log2 values: the scale stays at its minimum for hundreds of steps" },
+        Exception { law: "no_livelock_at_floor", reason: "one inf feeds 65536 into averages of log2 values: the scale stays at its minimum for hundreds of steps" },
+    ],
     build,
 };
 

@@ -11,7 +11,7 @@
 //!
 //! Not followed: with numpy 2.4 the real class raises `TypeError` at its first cut, in a message's formatting.
 
-use super::registry::{Key, Kind, PolicyInfo, ScaleType, Settings, Value};
+use super::registry::{Exception, Key, Kind, PolicyInfo, ScaleType, Settings, Value};
 use super::state::{Fields, number, state};
 use super::{Observed, Policy, PolicyError, State, Terminal, Update};
 
@@ -35,7 +35,12 @@ steps. A clean step clears the overflow counter. No floor: 0 after 166 overflows
 becomes infinite and every step is then skipped. The documentation calls the overflows accumulated; they are
 consecutive. The base class AmpScaler has other defaults (2^15, 1000).",
     source: "PaddlePaddle/Paddle python/paddle/amp/grad_scaler.py; paddlepaddle 3.3.1",
-    exceptions: &[],
+    exceptions: &[
+        Exception { law: "scale_stays_positive", reason: "there is no floor: the scale is exactly 0 after 166 overflows in a row" },
+        Exception { law: "no_livelock_at_floor", reason: "a scale of 0 doubles to 0, for ever" },
+        Exception { law: "growth_is_guarded", reason: "growth has no finite check: the scale reaches infinity" },
+        Exception { law: "no_livelock_at_ceiling", reason: "an infinite scale halves to infinity, for ever" },
+    ],
     build,
 };
 

@@ -9,7 +9,7 @@
 //! until it has left, up to `amax_history_len` steps; a NaN poisons the maximum here, while the CUDA kernel's fmaxf ignores
 //! it. Nothing is skipped, and the scale is no power of two.
 
-use super::registry::{Key, Kind, PolicyInfo, ScaleType, Settings, Value};
+use super::registry::{Exception, Key, Kind, PolicyInfo, ScaleType, Settings, Value};
 use super::state::{Fields, as_number, number, state};
 use super::{Observed, Policy, PolicyError, State, Terminal, Update};
 
@@ -30,7 +30,12 @@ Sets the scale of an FP8 tensor so that the largest amax of the last amax_histor
 margin binades of room. Needs amax at each step. Not a loss scaler: overflows are clipped and no step is skipped.
 Quirks: an inf freezes the scale until it leaves the window; a NaN does too on the Python path recorded here.",
     source: "NVIDIA/TransformerEngine d0067d0da transformer_engine/pytorch/quantization.py",
-    exceptions: &[],
+    exceptions: &[
+        Exception { law: "skips_exactly_on_overflow", reason: "FP8 clips: no step is ever left out" },
+        Exception { law: "grows_when_clean", reason: "the scale follows amax, not a count of clean steps" },
+        Exception { law: "backs_off_on_overflow", reason: "an inf in the window freezes the scale" },
+        Exception { law: "no_livelock_at_floor", reason: "an inf freezes the scale until it has left the window" },
+    ],
     build,
 };
 

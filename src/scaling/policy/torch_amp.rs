@@ -15,7 +15,7 @@
 
 use serde_json::Value as Json;
 
-use super::registry::{Key, Kind, PolicyInfo, ScaleType, Settings, Value};
+use super::registry::{Exception, Key, Kind, PolicyInfo, ScaleType, Settings, Value};
 use super::state::{Fields, number, state};
 use super::{Observed, Policy, PolicyError, State, Terminal, Update};
 
@@ -38,7 +38,10 @@ Quirks: no floor, so 166 overflows in a row from 65536 give a scale of exactly 0
 scale is infinite and a clean step writes inf or NaN into the weights (144 overflows in a row). growth_interval=none does
 not make the scale static: the first update raises TypeError. Accelerate and Lightning hold this scaler.",
     source: "pytorch/pytorch torch/amp/grad_scaler.py, aten/src/ATen/native/cpu/AmpGradScalerKernels.cpp; torch 2.15.0",
-    exceptions: &[],
+    exceptions: &[
+        Exception { law: "scale_stays_positive", reason: "there is no floor: the scale is exactly 0 after 166 overflows in a row from 65536" },
+        Exception { law: "no_livelock_at_floor", reason: "a scale of 0 doubles to 0, for ever" },
+    ],
     build,
 };
 
