@@ -33,8 +33,16 @@ pub fn run(command: &Command) -> Result<u8, CliError> {
         Command::Sketch(args) => trace::sketch(args),
         Command::Merge(args) => trace::merge(args),
         Command::Plot(args) => plot::run(args),
-        Command::Check(args) => Ok(check::run(args, &mut std::io::stdout(), &mut std::io::stderr())?),
-        Command::Policies(args) => Ok(policies::run(args, &mut std::io::stdout(), &mut std::io::stderr())?),
+        Command::Check(args) => Ok(check::run(
+            args,
+            &mut std::io::stdout(),
+            &mut std::io::stderr(),
+        )?),
+        Command::Policies(args) => Ok(policies::run(
+            args,
+            &mut std::io::stdout(),
+            &mut std::io::stderr(),
+        )?),
         Command::Formats(args) => formats::run(args),
         Command::Completions(args) => {
             let mut command = <Cli as clap::CommandFactory>::command();
