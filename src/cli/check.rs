@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, BufReader, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
@@ -124,7 +124,7 @@ pub enum CheckError {
     History(#[from] HistoryError),
     /// The program never answered.
     #[error("{0}; `gradscale check --help` shows the protocol")]
-    Program(Failure),
+    Program(Box<Failure>),
     /// The golden file cannot be opened.
     #[error("opening golden traces \"{}\": {source}", path.display())]
     Open {
@@ -139,11 +139,15 @@ pub enum CheckError {
         /// The file.
         path: PathBuf,
         /// The cause.
-        source: GoldenError,
+        source: Box<GoldenError>,
     },
     /// The answer could not be written.
     #[error("writing the answer: {0}")]
     Write(#[from] io::Error),
+}
+
+fn gone(failure: Failure) -> CheckError {
+    CheckError::Program(Box::new(failure))
 }
 
 /// Runs `check`: the answer to `out`, warnings to `err`; 0 where all is well, 1 where something is broken.
@@ -226,6 +230,15 @@ pub fn run(args: &CheckArgs, out: &mut dyn Write, err: &mut dyn Write) -> Result
     Ok(u8::from(!report.passed()))
 }
 
+/// What a policy's own setting says of its growth: learnt, unless it is not to grow within reach.
+fn interval_of(spec: &PolicySpec, reach: usize) -> Interval {
+    match spec.growth_interval(Defaults::Class) {
+        Some(n) if n <= reach as u64 => Interval::Learnt,
+        None if !spec.has("growth_interval") => Interval::Learnt,
+        _ => Interval::Never,
+    }
+}
+
 fn check_program(
     args: &CheckArgs,
     command: &str,
@@ -243,19 +256,18 @@ fn check_program(
     options.drive = 40_000;
     options.reach = 20_000;
     options.shrinks = 300;
-    let mut first =
-        Program::start(command, Some(config.clone()), silence).map_err(CheckError::Program)?;
-    first.reset().map_err(CheckError::Program)?;
+    let mut first = Program::start(command, Some(config.clone()), silence).map_err(gone)?;
+    first.reset().map_err(gone)?;
     let interval = match &spec {
         Some(spec) => spec.growth_interval(Defaults::Class),
         None if first.took_config() => takes_interval(&mut first)?,
         None => None,
     };
-    if spec.is_none()
-        && let Some(n) = interval
-    {
-        options.interval = Interval::OrOneMore(n);
-    }
+    options.interval = match (&spec, interval) {
+        (Some(spec), _) => interval_of(spec, options.reach),
+        (None, Some(n)) => Interval::OrOneMore(n),
+        (None, None) => Interval::Learnt,
+    };
     let steps_a_case = interval
         .unwrap_or(20)
         .saturating_mul(60)
@@ -275,13 +287,13 @@ fn check_program(
             )?)),
         }
     };
-    laws::check(&mut make, &options).map_err(CheckError::Program)
+    laws::check(&mut make, &options).map_err(gone)
 }
 
 /// Whether a program that did not decline the configuration follows it. One that grows nowhere near the interval it was
 /// asked for evidently ignores it, and its own is learnt; one that comes close is held to it.
 fn takes_interval(program: &mut Program) -> Result<Option<u64>, CheckError> {
-    let mut scale = program.reset().map_err(CheckError::Program)?;
+    let mut scale = program.reset().map_err(gone)?;
     for n in 1..=2 * ASKED_INTERVAL {
         // A failure here is found again, and reported, by the search.
         match program.step(false) {
@@ -295,14 +307,14 @@ fn takes_interval(program: &mut Program) -> Result<Option<u64>, CheckError> {
     Ok(None)
 }
 
-fn check_golden(path: &PathBuf, json: bool, out: &mut dyn Write) -> Result<u8, CheckError> {
+fn check_golden(path: &Path, json: bool, out: &mut dyn Write) -> Result<u8, CheckError> {
     let file = File::open(path).map_err(|source| CheckError::Open {
-        path: path.clone(),
+        path: path.to_path_buf(),
         source,
     })?;
     let results = golden::check(BufReader::new(file)).map_err(|source| CheckError::Golden {
-        path: path.clone(),
-        source,
+        path: path.to_path_buf(),
+        source: Box::new(source),
     })?;
     let failed = results.iter().filter(|r| !r.passed).count();
     if json {
