@@ -27,6 +27,9 @@ pub fn main() -> std::process::ExitCode {
         }
     };
     let status = status.unwrap_or_else(|message| {
+        if out.flush().is_err() {
+            return 0; // nobody reads on
+        }
         let _ = writeln!(err, "error: {message}");
         2
     });

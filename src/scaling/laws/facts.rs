@@ -144,7 +144,7 @@ pub(super) fn learn(subject: &mut dyn Subject, options: &Options) -> Result<Fact
             growths.iter().map(|g| g.0).max(),
         ),
         Interval::Exactly(n) => (Some(n), Some(n)),
-        Interval::OrOneMore(n) => (Some(n), Some(n + 1)),
+        Interval::OrOneMore(n) => (Some(n), Some(n.saturating_add(1))),
     };
     let mut facts = Facts {
         earliest_growth,

@@ -623,17 +623,20 @@ fn save_load_continues(
     }
     for (i, expected) in whole.iter().enumerate() {
         if i == case.at {
-            let state = subject.save()?;
-            subject.reset()?;
-            let loaded = match subject.load(&state) {
+            let loaded = subject.save().and_then(|state| {
+                subject.reset()?;
+                subject.load(&state)
+            });
+            let loaded = match loaded {
                 Ok(loaded) => loaded,
                 // A refusal is an answer, and the wrong one; a dead program is not.
-                Err(f)
-                    if f.had_answered
-                        && f.found_inf.is_empty()
-                        && f.doing.starts_with("loading") =>
-                {
-                    return broken(&flags[..i], Some(i), "the saved state to load", f.found);
+                Err(f) if f.refused => {
+                    return broken(
+                        &flags[..i],
+                        Some(i),
+                        "the state to be saved and loaded",
+                        f.found,
+                    );
                 }
                 Err(f) => return Err(f),
             };
@@ -676,7 +679,7 @@ fn replicas_agree(
             format!("{first_a:?} and {first_b:?}"),
         );
     }
-    // What the all-reduce hands to both: rank 0 saw the flags of even steps, rank 1 those of odd steps.
+    // What the all-reduce hands to both: whether either rank overflowed.
     let flags = &case.found_inf;
     for i in 0..flags.len() {
         let (x, y) = (ask(a, flags, i)?, ask(b, flags, i)?);
