@@ -1,14 +1,18 @@
 //! Replays: the jumping one against the stepping one, bounds against enumeration, real runs against their record.
 
 use gradscale::scaling::policy::{Change, Defaults, Observed, Policy, PolicySpec};
-use gradscale::scaling::{Limits, Options, Run, RunOptions, Segment, Timeline, Verdict, cost, recommend, simulate};
+use gradscale::scaling::{
+    Limits, Options, Run, RunOptions, Segment, Timeline, Verdict, cost, recommend, simulate,
+};
 use gradscale::tally::{Sample, Sketch, Step, TensorInfo, Trace, series};
 use proptest::prelude::*;
 use std::path::Path;
 
 fn config() -> ProptestConfig {
     ProptestConfig {
-        failure_persistence: Some(Box::new(prop::test_runner::FileFailurePersistence::WithSource("regressions"))),
+        failure_persistence: Some(Box::new(
+            prop::test_runner::FileFailurePersistence::WithSource("regressions"),
+        )),
         ..ProptestConfig::with_cases(256)
     }
 }
@@ -60,8 +64,17 @@ fn stepped(limits: &[Limits], policy: &mut dyn Policy) -> History {
     for (at, limits) in limits.iter().enumerate() {
         let scale = policy.loss_scale();
         let overflowed = limits.at(scale as f32) == Verdict::Overflow;
-        match policy.update(Observed { found_inf: overflowed, amax: None }) {
-            Ok(update) => history.push((at, scale.to_bits(), overflowed, update.skipped, update.change)),
+        match policy.update(Observed {
+            found_inf: overflowed,
+            amax: None,
+        }) {
+            Ok(update) => history.push((
+                at,
+                scale.to_bits(),
+                overflowed,
+                update.skipped,
+                update.change,
+            )),
             Err(_) => {
                 history.push((at, scale.to_bits(), overflowed, true, Change::Kept));
                 break;
@@ -75,7 +88,13 @@ fn jumped(timeline: &Timeline<'_>, policy: &mut dyn Policy) -> History {
     let mut history = History::new();
     timeline.replay(policy, &mut |segment: &Segment| {
         for at in segment.from..segment.to {
-            history.push((at, segment.scale.to_bits(), segment.overflowed, segment.skipped, segment.change));
+            history.push((
+                at,
+                segment.scale.to_bits(),
+                segment.overflowed,
+                segment.skipped,
+                segment.change,
+            ));
         }
     });
     history
@@ -153,7 +172,9 @@ proptest! {
 }
 
 fn series_run(name: &str) -> Run {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/closed_loop").join(name);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/data/closed_loop")
+        .join(name);
     Run::new(&series::read(&path).unwrap()[0], RunOptions::default())
 }
 
@@ -162,8 +183,15 @@ fn a_real_run_replayed_at_its_own_interval_gives_its_own_skips() {
     for interval in [10, 25, 50, 100] {
         let run = series_run(&format!("cnn_fp16_interval{interval}.csv"));
         let spec = PolicySpec::parse(&format!("pytorch:growth_interval={interval}")).unwrap();
-        let simulated = simulate(&Timeline::new(&run), spec.build(Defaults::Framework).unwrap().as_ref());
-        let real = run.limits.iter().filter(|l| l.clean_below < l.overflow_from).count() as u64;
+        let simulated = simulate(
+            &Timeline::new(&run),
+            spec.build(Defaults::Framework).unwrap().as_ref(),
+        );
+        let real = run
+            .limits
+            .iter()
+            .filter(|l| l.clean_below < l.overflow_from)
+            .count() as u64;
         assert_eq!(simulated.cost.skipped, real, "interval {interval}");
         assert!(simulated.skipped.low <= real && real <= simulated.skipped.high);
     }
@@ -196,8 +224,16 @@ fn predicted_skips_of_a_real_run_equal_the_reference_replay() {
 /// A trace of one tensor: its amax at each step, and a sketch of these elements at every 50th.
 fn trace(amax: &[f32], elements: impl Fn(usize) -> Vec<f32>) -> Trace {
     let tensor: TensorInfo = serde_json::from_str(r#"{"name":"w"}"#).unwrap();
-    let step = |step: usize| Step { step: step as u64, loss_scale: None, found_inf: None, loss: None };
-    let sample = |row: usize| Sample { row, sketches: vec![Sketch::of(&elements(row))] };
+    let step = |step: usize| Step {
+        step: step as u64,
+        loss_scale: None,
+        found_inf: None,
+        loss: None,
+    };
+    let sample = |row: usize| Sample {
+        row,
+        sketches: vec![Sketch::of(&elements(row))],
+    };
     Trace {
         run_id: "test".to_owned(),
         tensors: vec![tensor],
@@ -212,7 +248,11 @@ fn trace(amax: &[f32], elements: impl Fn(usize) -> Vec<f32>) -> Trace {
 #[test]
 fn nothing_lost_keeps_the_default() {
     let trace = trace(&[0.01; 5000], |_| vec![0.01, 0.001, 1e-4]);
-    let answer = recommend(&Run::new(&trace, RunOptions::default()), &Options::new().unwrap()).unwrap();
+    let answer = recommend(
+        &Run::new(&trace, RunOptions::default()),
+        &Options::new().unwrap(),
+    )
+    .unwrap();
     assert_eq!(answer.verdict.as_str(), "keep_default");
     assert_eq!(answer.growth_interval, Some(2000));
     assert_eq!(answer.interval.unwrap().1, None, "no upper limit was seen");
@@ -222,10 +262,20 @@ fn nothing_lost_keeps_the_default() {
 fn an_interval_far_too_long_for_what_underflows_is_changed() {
     // amax leaves room for 2^30, and a tenth of the elements needs 2^24 or more.
     let small = 2f32.powi(-48);
-    let trace = trace(&[2f32.powi(-16); 20_000], |_| vec![2f32.powi(-16), small, 0.01 * 2f32.powi(-12)].repeat(3));
-    let answer = recommend(&Run::new(&trace, RunOptions::default()), &Options::new().unwrap()).unwrap();
+    let trace = trace(&[2f32.powi(-16); 20_000], |_| {
+        vec![2f32.powi(-16), small, 0.01 * 2f32.powi(-12)].repeat(3)
+    });
+    let answer = recommend(
+        &Run::new(&trace, RunOptions::default()),
+        &Options::new().unwrap(),
+    )
+    .unwrap();
     assert_eq!(answer.verdict.as_str(), "change");
-    assert!(answer.growth_interval.unwrap() < 2000, "{:?}", answer.growth_interval);
+    assert!(
+        answer.growth_interval.unwrap() < 2000,
+        "{:?}",
+        answer.growth_interval
+    );
     assert!(answer.init_scale > 65536.0, "{}", answer.init_scale);
 }
 
@@ -235,17 +285,33 @@ fn inf_at_any_scale_is_not_a_scale_problem() {
     for row in 200..300 {
         trace.nonfinite[row] = gradscale::tally::nonfinite::NAN;
     }
-    let answer = recommend(&Run::new(&trace, RunOptions::default()), &Options::new().unwrap()).unwrap();
+    let answer = recommend(
+        &Run::new(&trace, RunOptions::default()),
+        &Options::new().unwrap(),
+    )
+    .unwrap();
     assert_eq!(answer.verdict.as_str(), "not_a_scale_problem");
     assert_eq!(answer.growth_interval, None);
-    let warning = answer.warnings.iter().find(|w| w.seen.contains("inf or NaN")).unwrap();
-    assert!(warning.seen.contains("\"w\"") && warning.seen.contains("step 200"), "{}", warning.seen);
+    let warning = answer
+        .warnings
+        .iter()
+        .find(|w| w.seen.contains("inf or NaN"))
+        .unwrap();
+    assert!(
+        warning.seen.contains("\"w\"") && warning.seen.contains("step 200"),
+        "{}",
+        warning.seen
+    );
 }
 
 #[test]
 fn fewer_than_100_recorded_steps_carry_no_recommendation() {
     let trace = trace(&[0.01; 99], |_| vec![0.01]);
-    let error = recommend(&Run::new(&trace, RunOptions::default()), &Options::new().unwrap()).unwrap_err();
+    let error = recommend(
+        &Run::new(&trace, RunOptions::default()),
+        &Options::new().unwrap(),
+    )
+    .unwrap_err();
     assert!(error.to_string().contains("99 recorded steps"), "{error}");
 }
 
@@ -255,7 +321,11 @@ fn only_amax_is_judged_by_the_skip_budget() {
     let answer = recommend(&run, &Options::new().unwrap()).unwrap();
     assert_eq!(answer.basis.as_str(), "skip_budget");
     assert!(answer.default.cost.lost_update.is_none());
-    let tight = Options { skip_budget: 0.0, policy: PolicySpec::parse("pytorch:growth_interval=10").unwrap(), ..Options::new().unwrap() };
+    let tight = Options {
+        skip_budget: 0.0,
+        policy: PolicySpec::parse("pytorch:growth_interval=10").unwrap(),
+        ..Options::new().unwrap()
+    };
     let answer = recommend(&run, &tight).unwrap();
     assert_eq!(answer.verdict.as_str(), "change");
     assert!(answer.recommended.unwrap().cost.skipped_by_interval() == 0);
@@ -268,6 +338,9 @@ fn a_step_that_was_not_recorded_holds_the_last_clean_one() {
     let run = Run::new(&traces[0], RunOptions::default());
     assert_eq!(run.len(), 6);
     let one = Limits::of_amax(1.0);
-    assert_eq!(run.limits, [one, one, one, Limits::ALWAYS, one, Limits::of_amax(2.0)]);
+    assert_eq!(
+        run.limits,
+        [one, one, one, Limits::ALWAYS, one, Limits::of_amax(2.0)]
+    );
     assert!(run.warnings.iter().any(|w| w.seen.contains("3 of 6 steps")));
 }

@@ -10,7 +10,11 @@ fn tensor(name: &str) -> TensorInfo {
 
 /// Two tensors, `steps` steps, a sketch at every third and a probe at every sixth.
 fn trace(steps: u64) -> Trace {
-    let mut trace = Trace { run_id: "abc".to_owned(), scaled: true, ..Trace::default() };
+    let mut trace = Trace {
+        run_id: "abc".to_owned(),
+        scaled: true,
+        ..Trace::default()
+    };
     trace.tensors = vec![tensor("w"), tensor("b")];
     trace.facts.insert("device".to_owned(), "cpu".into());
     for step in 0..steps {
@@ -21,16 +25,28 @@ fn trace(steps: u64) -> Trace {
             found_inf: (step % 2 == 0).then_some(found_inf),
             loss: (step % 2 == 1).then_some(0.5),
         });
-        let values = [[step as f32, 1.5, 0.0, -2f32.powi(-140)], [0.0, 0.0, f32::NAN, f32::INFINITY]];
-        trace.amax.extend([values[0].iter().fold(0.0f32, |a, x| a.max(x.abs())), if step == 3 { f32::NAN } else { 0.0 }]);
+        let values = [
+            [step as f32, 1.5, 0.0, -2f32.powi(-140)],
+            [0.0, 0.0, f32::NAN, f32::INFINITY],
+        ];
+        trace.amax.extend([
+            values[0].iter().fold(0.0f32, |a, x| a.max(x.abs())),
+            if step == 3 { f32::NAN } else { 0.0 },
+        ]);
         trace.nonfinite.extend([0, nonfinite::INF | nonfinite::NAN]);
         let row = step as usize;
         let sketches = || values.iter().map(|v| Sketch::of(v)).collect();
         if step % 3 == 0 {
-            trace.samples.push(Sample { row, sketches: sketches() });
+            trace.samples.push(Sample {
+                row,
+                sketches: sketches(),
+            });
         }
         if step % 6 == 0 {
-            trace.probes.push(Sample { row, sketches: sketches() });
+            trace.probes.push(Sample {
+                row,
+                sketches: sketches(),
+            });
         }
     }
     trace
@@ -40,7 +56,10 @@ fn trace(steps: u64) -> Trace {
 fn assert_same(a: &Trace, b: &Trace) {
     let bits = |t: &Trace| t.amax.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
     assert_eq!(bits(a), bits(b));
-    let without = |t: &Trace| Trace { amax: Vec::new(), ..t.clone() };
+    let without = |t: &Trace| Trace {
+        amax: Vec::new(),
+        ..t.clone()
+    };
     assert_eq!(without(a), without(b));
 }
 
@@ -59,15 +78,22 @@ fn a_trace_comes_back_as_it_was_in_one_chunk_or_many() {
 
 #[test]
 fn the_same_trace_gives_the_same_bytes() {
-    assert_eq!(store::encode(&trace(9), 0, 0).unwrap(), store::encode(&trace(9), 0, 0).unwrap());
+    assert_eq!(
+        store::encode(&trace(9), 0, 0).unwrap(),
+        store::encode(&trace(9), 0, 0).unwrap()
+    );
 }
 
 #[test]
 fn a_chunk_cut_anywhere_is_an_error_that_names_the_file() {
     let bytes = store::encode(&trace(3), 0, 0).unwrap();
     for length in 0..bytes.len() {
-        let error = store::decode(&bytes[..length], Path::new("rank0000-000000.safetensors")).unwrap_err();
-        assert!(error.to_string().contains("rank0000-000000.safetensors"), "{length}: {error}");
+        let error =
+            store::decode(&bytes[..length], Path::new("rank0000-000000.safetensors")).unwrap_err();
+        assert!(
+            error.to_string().contains("rank0000-000000.safetensors"),
+            "{length}: {error}"
+        );
     }
 }
 
@@ -88,10 +114,23 @@ fn a_chunk_with_any_byte_changed_never_panics() {
 fn a_torn_file_ends_the_reading_or_is_passed_over_on_request() {
     let directory = tempfile::tempdir().unwrap();
     store::write(&trace(10), directory.path(), 5).unwrap();
-    std::fs::write(directory.path().join("rank0000-000001.safetensors"), b"torn").unwrap();
-    std::fs::write(directory.path().join("rank0000-000002.safetensors.tmp"), b"half").unwrap();
-    let error = store::read(directory.path(), false).unwrap_err().to_string();
-    assert!(error.contains("rank0000-000001.safetensors") && error.contains("--skip-bad"), "{error}");
+    std::fs::write(
+        directory.path().join("rank0000-000001.safetensors"),
+        b"torn",
+    )
+    .unwrap();
+    std::fs::write(
+        directory.path().join("rank0000-000002.safetensors.tmp"),
+        b"half",
+    )
+    .unwrap();
+    let error = store::read(directory.path(), false)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("rank0000-000001.safetensors") && error.contains("--skip-bad"),
+        "{error}"
+    );
     let (rest, passed) = store::read(directory.path(), true).unwrap();
     assert_eq!(rest.steps.len(), 5);
     assert_eq!((passed.skipped.len(), passed.leftovers.len()), (1, 1));
@@ -100,16 +139,25 @@ fn a_torn_file_ends_the_reading_or_is_passed_over_on_request() {
 #[test]
 fn a_directory_without_a_finished_chunk_is_an_error() {
     let directory = tempfile::tempdir().unwrap();
-    std::fs::write(directory.path().join("rank0000-000000.safetensors.tmp"), b"half").unwrap();
+    std::fs::write(
+        directory.path().join("rank0000-000000.safetensors.tmp"),
+        b"half",
+    )
+    .unwrap();
     assert!(store::is_trace(directory.path()));
-    assert!(matches!(store::read(directory.path(), false), Err(TraceError::Empty { .. })));
+    assert!(matches!(
+        store::read(directory.path(), false),
+        Err(TraceError::Empty { .. })
+    ));
 }
 
 #[test]
 fn a_trace_is_never_written_over_another() {
     let directory = tempfile::tempdir().unwrap();
     store::write(&trace(2), directory.path(), 10).unwrap();
-    let error = store::write(&trace(2), directory.path(), 10).unwrap_err().to_string();
+    let error = store::write(&trace(2), directory.path(), 10)
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("found a trace there"), "{error}");
 }
 
@@ -128,9 +176,15 @@ fn ranks_of_one_step_add_up_and_flags_are_joined() {
 #[test]
 fn traces_of_two_runs_are_not_merged() {
     let mut whole = trace(2);
-    let other = Trace { run_id: "other".to_owned(), ..trace(2) };
+    let other = Trace {
+        run_id: "other".to_owned(),
+        ..trace(2)
+    };
     let error = whole.merge(&other).unwrap_err().to_string();
     assert!(error.contains("other") && error.contains("abc"), "{error}");
-    let unscaled = Trace { scaled: false, ..trace(2) };
+    let unscaled = Trace {
+        scaled: false,
+        ..trace(2)
+    };
     assert!(whole.merge(&unscaled).is_err());
 }

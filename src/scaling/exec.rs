@@ -90,6 +90,7 @@ impl Program {
             expected: "a program".to_owned(),
             found_inf: Vec::new(),
             had_answered: false,
+            refused: false,
         };
         let mut child = shell.spawn().map_err(|e| failure(e.to_string()))?;
         let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) else {
@@ -113,6 +114,11 @@ impl Program {
             had_answered: false,
             took_config: false,
         })
+    }
+
+    /// Whether the program took the configuration sent with the last reset, rather than answering `"config":null`.
+    pub fn took_config(&self) -> bool {
+        self.took_config
     }
 
     /// Sends a request and reads the one answer to it.
@@ -207,24 +213,24 @@ impl Program {
             expected: expected.to_owned(),
             found_inf: self.found_inf.clone(),
             had_answered: self.had_answered,
+            refused: false,
         }
     }
 
     fn scale(&self, request: &Json, answer: &Map<String, Json>) -> Result<f64, Failure> {
-        if let Some(error) = answer.get("error") {
-            return Err(self.failure(
-                request,
-                format!("the error {}", excerpt(&error.to_string())),
-            ));
-        }
         answer
             .get("scale")
             .and_then(as_number)
             .ok_or_else(|| self.nonsense(request, answer))
     }
 
+    /// An answer without what was asked for: the program's error, or anything else.
     fn nonsense(&self, request: &Json, answer: &Map<String, Json>) -> Failure {
-        self.failure(request, excerpt(&Json::Object(answer.clone()).to_string()))
+        let refused = answer.contains_key("error");
+        Failure {
+            refused,
+            ..self.failure(request, excerpt(&Json::Object(answer.clone()).to_string()))
+        }
     }
 }
 
@@ -272,10 +278,6 @@ impl Subject for Program {
         let request = json!({"op": "load", "state": state});
         let answer = self.ask(&request)?;
         self.scale(&request, &answer)
-    }
-
-    fn took_config(&self) -> bool {
-        self.took_config
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, BufReader, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
@@ -124,7 +124,7 @@ pub enum CheckError {
     History(#[from] HistoryError),
     /// The program never answered.
     #[error("{0}; `gradscale check --help` shows the protocol")]
-    Program(Failure),
+    Program(Box<Failure>),
     /// The golden file cannot be opened.
     #[error("opening golden traces \"{}\": {source}", path.display())]
     Open {
@@ -139,11 +139,15 @@ pub enum CheckError {
         /// The file.
         path: PathBuf,
         /// The cause.
-        source: GoldenError,
+        source: Box<GoldenError>,
     },
     /// The answer could not be written.
     #[error("writing the answer: {0}")]
     Write(#[from] io::Error),
+}
+
+fn gone(failure: Failure) -> CheckError {
+    CheckError::Program(Box::new(failure))
 }
 
 /// Runs `check`: the answer to `out`, warnings to `err`; 0 where all is well, 1 where something is broken.
@@ -219,11 +223,20 @@ pub fn run(args: &CheckArgs, out: &mut dyn Write, err: &mut dyn Write) -> Result
         writeln!(err, "warning: {warning}")?;
     }
     if args.json {
-        writeln!(out, "{:#}", report_json(&subject, &report))?;
+        writeln!(out, "{}", report_json(&subject, &report))?;
     } else {
         write_report(out, &subject, &report)?;
     }
     Ok(u8::from(!report.passed()))
+}
+
+/// What a policy's own setting says of its growth: learnt, unless it is not to grow within reach.
+fn interval_of(spec: &PolicySpec, reach: usize) -> Interval {
+    match spec.growth_interval(Defaults::Class) {
+        Some(n) if n <= reach as u64 => Interval::Learnt,
+        None if !spec.has("growth_interval") => Interval::Learnt,
+        _ => Interval::Never,
+    }
 }
 
 fn check_program(
@@ -243,19 +256,18 @@ fn check_program(
     options.drive = 40_000;
     options.reach = 20_000;
     options.shrinks = 300;
-    let mut first =
-        Program::start(command, Some(config.clone()), silence).map_err(CheckError::Program)?;
-    first.reset().map_err(CheckError::Program)?;
+    let mut first = Program::start(command, Some(config.clone()), silence).map_err(gone)?;
+    first.reset().map_err(gone)?;
     let interval = match &spec {
         Some(spec) => spec.growth_interval(Defaults::Class),
-        None if first.took_config() => takes_interval(&mut first)?,
+        None if first.took_config() => takes_interval(&mut first),
         None => None,
     };
-    if spec.is_none()
-        && let Some(n) = interval
-    {
-        options.interval = Interval::OrOneMore(n);
-    }
+    options.interval = match (&spec, interval) {
+        (Some(spec), _) => interval_of(spec, options.reach),
+        (None, Some(n)) => Interval::OrOneMore(n),
+        (None, None) => Interval::Learnt,
+    };
     let steps_a_case = interval
         .unwrap_or(20)
         .saturating_mul(60)
@@ -275,34 +287,36 @@ fn check_program(
             )?)),
         }
     };
-    laws::check(&mut make, &options).map_err(CheckError::Program)
+    laws::check(&mut make, &options).map_err(gone)
 }
 
 /// Whether a program that did not decline the configuration follows it. One that grows nowhere near the interval it was
 /// asked for evidently ignores it, and its own is learnt; one that comes close is held to it.
-fn takes_interval(program: &mut Program) -> Result<Option<u64>, CheckError> {
-    let mut scale = program.reset().map_err(CheckError::Program)?;
+fn takes_interval(program: &mut Program) -> Option<u64> {
+    // A failure here is found again, and reported, by the search.
+    let Ok(mut scale) = program.reset() else {
+        return None;
+    };
     for n in 1..=2 * ASKED_INTERVAL {
-        // A failure here is found again, and reported, by the search.
         match program.step(false) {
             Ok(laws::Step::Done { scale: next, .. }) if next > scale => {
-                return Ok((n > 1).then_some(ASKED_INTERVAL));
+                return (n > 1).then_some(ASKED_INTERVAL);
             }
             Ok(laws::Step::Done { scale: next, .. }) => scale = next,
-            _ => return Ok(None),
+            _ => return None,
         }
     }
-    Ok(None)
+    None
 }
 
-fn check_golden(path: &PathBuf, json: bool, out: &mut dyn Write) -> Result<u8, CheckError> {
+fn check_golden(path: &Path, json: bool, out: &mut dyn Write) -> Result<u8, CheckError> {
     let file = File::open(path).map_err(|source| CheckError::Open {
-        path: path.clone(),
+        path: path.to_path_buf(),
         source,
     })?;
     let results = golden::check(BufReader::new(file)).map_err(|source| CheckError::Golden {
-        path: path.clone(),
-        source,
+        path: path.to_path_buf(),
+        source: Box::new(source),
     })?;
     let failed = results.iter().filter(|r| !r.passed).count();
     if json {
@@ -312,7 +326,7 @@ fn check_golden(path: &PathBuf, json: bool, out: &mut dyn Write) -> Result<u8, C
             "passed": failed == 0,
             "cases": results.iter().map(case_json).collect::<Vec<Json>>(),
         });
-        writeln!(out, "{document:#}")?;
+        writeln!(out, "{document}")?;
     } else {
         for result in results.iter().filter(|r| !r.passed) {
             writeln!(out, "BROKEN  {}", result.case)?;
@@ -498,5 +512,98 @@ mod tests {
         assert!(message(&["--policy", "pytorch", "--replay", "012"]).contains("012"));
         assert!(message(&["--golden", "/no/such/file.jsonl"]).contains("/no/such/file.jsonl"));
         assert!(message(&["--exec", "exit 3"]).contains("exit status 3"));
+    }
+
+    /// A scaler in shell: halves down to 1, doubles up to 2^24 after 5 clean steps; apex.amp's rule with a floor.
+    const SHELL_SCALER: &str = r#"
+k=16; c=0
+while read -r line; do
+  case $line in
+    *'"reset"'*) k=16; c=0; echo "{\"scale\":$((1<<k)),\"config\":null}" ;;
+    *'"step"'*true*) [ $k -gt 0 ] && k=$((k-1)); c=0; echo "{\"scale\":$((1<<k)),\"skipped\":true}" ;;
+    *'"step"'*) c=$((c+1)); if [ $c -ge 5 ]; then c=0; [ $k -lt 24 ] && k=$((k+1)); fi; echo "{\"scale\":$((1<<k)),\"skipped\":false}" ;;
+    *'"save"'*) echo "{\"state\":[$k,$c]}" ;;
+    *'"load"'*) s=${line#*\[}; s=${s%%\]*}; k=${s%,*}; c=${s#*,}; echo "{\"scale\":$((1<<k))}" ;;
+  esac
+done
+"#;
+    const ITS_POLICY: &str = "apex-amp:growth_interval=5,min_scale=1";
+
+    fn broken(json: &Json) -> Vec<&str> {
+        let properties = json["properties"].as_array().expect("a list");
+        properties
+            .iter()
+            .filter(|p| p["passed"] == false)
+            .map(|p| p["name"].as_str().expect("a name"))
+            .collect()
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn a_right_program_passes_with_and_without_its_policy() {
+        for policy in [&["--policy", ITS_POLICY][..], &[]] {
+            let args = [&["--exec", SHELL_SCALER, "--cases", "20"], policy].concat();
+            let (status, json) = check(&args).expect("checks");
+            assert_eq!((status, broken(&json)), (0, vec![]), "{json}");
+        }
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn wrong_programs_are_found() {
+        for (right, wrong, law, longest) in [
+            // Its interval is learnt, and an overflow does not reset the count.
+            ("k=$((k-1)); c=0;", "k=$((k-1));", "never_grows_early", 7),
+            (
+                "\"skipped\\\":true",
+                "\"skipped\\\":false",
+                "skips_exactly_on_overflow",
+                1,
+            ),
+            ("c=${s#*,};", "c=0;", "save_load_continues", 6),
+            (
+                "echo \"{\\\"state\\\":[$k,$c]}\"",
+                "echo '{\"error\":\"no\"}'",
+                "save_load_continues",
+                0,
+            ),
+        ] {
+            let program = SHELL_SCALER.replace(right, wrong);
+            assert_ne!(program, SHELL_SCALER, "{right}");
+            let (status, json) = check(&["--exec", &program, "--cases", "20"]).expect("checks");
+            assert_eq!((status, broken(&json)), (1, vec![law]), "{json}");
+            let property = json["properties"]
+                .as_array()
+                .expect("list")
+                .iter()
+                .find(|p| p["name"] == law)
+                .expect("found");
+            let steps = property["counterexample"]["found_inf"]
+                .as_array()
+                .expect("flags")
+                .len();
+            assert!(steps <= longest, "{law}: {steps} steps");
+        }
+        let (status, json) = check(&[
+            "--exec",
+            SHELL_SCALER,
+            "--policy",
+            "apex-amp:growth_interval=6,min_scale=1",
+            "--cases",
+            "5",
+        ])
+        .expect("checks");
+        assert!(
+            status == 1 && broken(&json).contains(&"same_as_policy"),
+            "{json}"
+        );
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn a_program_that_dies_on_the_way_is_bad_news_with_its_history() {
+        let dies = "read x; echo '{\"scale\":1}'; read x; read x; echo '{\"scale\":1}'";
+        let (status, json) = check(&["--exec", dies, "--silence", "1"]).expect("reports");
+        assert_eq!((status, broken(&json)), (1, vec![laws::ANSWERS]), "{json}");
     }
 }

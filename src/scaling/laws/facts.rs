@@ -11,6 +11,8 @@ pub struct Facts {
     pub latest_growth: Option<u64>,
     /// The smallest factor of a growth.
     pub growth_ratio: f64,
+    /// Clean steps after which a scale that fell may be asked to have risen; `None` where it is not to grow.
+    pub growth_within: Option<u64>,
     /// How many overflows in a row brought the first backoff; `None` where none came within 64.
     pub hysteresis: Option<u64>,
     /// Where overflows leave the scale.
@@ -30,6 +32,7 @@ impl Facts {
         Facts {
             earliest_growth: None,
             latest_growth: None,
+            growth_within: None,
             growth_ratio: 2.0,
             hysteresis: None,
             floor: 0.0,
@@ -95,7 +98,7 @@ fn fall(subject: &mut dyn Subject, scale: f64) -> Result<Option<(u64, f64)>, Fai
 pub(super) fn learn(subject: &mut dyn Subject, options: &Options) -> Result<Facts, Failure> {
     let first_scale = subject.reset()?;
     let reach = match options.interval {
-        Interval::Learnt => options.reach,
+        Interval::Learnt | Interval::Never => options.reach,
         Interval::Exactly(n) | Interval::OrOneMore(n) => options
             .reach
             .min(usize::try_from(n).unwrap_or(usize::MAX).saturating_mul(8)),
@@ -136,16 +139,20 @@ pub(super) fn learn(subject: &mut dyn Subject, options: &Options) -> Result<Fact
     }
 
     let (earliest_growth, latest_growth) = match options.interval {
-        Interval::Learnt => (
+        Interval::Learnt | Interval::Never => (
             growths.iter().map(|g| g.0).min(),
             growths.iter().map(|g| g.0).max(),
         ),
         Interval::Exactly(n) => (Some(n), Some(n)),
-        Interval::OrOneMore(n) => (Some(n), Some(n + 1)),
+        Interval::OrOneMore(n) => (Some(n), Some(n.saturating_add(1))),
     };
     let mut facts = Facts {
         earliest_growth,
         latest_growth,
+        growth_within: match options.interval {
+            Interval::Never => None,
+            _ => latest_growth.or(Some(options.reach as u64)),
+        },
         growth_ratio: growths.iter().map(|g| g.1).fold(f64::INFINITY, f64::min),
         hysteresis: options.hysteresis.or(hysteresis),
         floor,
@@ -156,7 +163,7 @@ pub(super) fn learn(subject: &mut dyn Subject, options: &Options) -> Result<Fact
         facts.growth_ratio = 2.0;
     }
     // Where growth is due by what was given, a scaler that never grew stands at no ceiling.
-    if !growths.is_empty() || options.interval == Interval::Learnt {
+    if !growths.is_empty() || matches!(options.interval, Interval::Learnt | Interval::Never) {
         let scale = subject.reset()?;
         facts.ceiling = super::rules::drive_up(subject, scale, facts.patience(), options.drive)?.1;
     }

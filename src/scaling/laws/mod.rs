@@ -14,7 +14,7 @@
 //! A scaler that breaks a law on purpose *declares* it, with a reason. A declared exception is tested too: where
 //! the law holds after all, the declaration is the error.
 //!
-//! From your own test: implement [`Policy`](super::policy::Policy) for your scaler and call [`check_policy`].
+//! From your own test: implement [`Policy`] for your scaler and call [`check_policy`].
 //!
 //! ```
 //! use gradscale::scaling::laws::{Options, check_policy};
@@ -57,6 +57,8 @@ pub enum Interval {
     Exactly(u64),
     /// Growth comes with this many clean steps or one more: both are in use (DeepSpeed and Flax need W + 1).
     OrOneMore(u64),
+    /// It is not to grow, or not within the steps that are tried.
+    Never,
 }
 
 /// A law that the subject is known to break.

@@ -251,25 +251,16 @@ fn growth_is_guarded(
     if case.at != case.found_inf.len() {
         return Ok(None);
     }
-    let mut scale = bench.subject.reset()?;
-    let mut flags = case.found_inf.clone();
-    for i in 0..flags.len() {
-        match ask(bench.subject.as_mut(), &flags, i)? {
-            Step::Done { scale: next, .. } => scale = next,
-            Step::Terminal(_) => return Ok(None),
-        }
-    }
-    let (steps, top) = drive_up(
-        bench.subject.as_mut(),
-        scale,
-        bench.facts.patience(),
-        bench.drive,
-    )?;
+    let (patience, drive) = (bench.facts.patience(), bench.drive);
+    let Some(mut run) = Run::after(bench.subject.as_mut(), &case.found_inf)? else {
+        return Ok(None);
+    };
+    let (steps, top) = drive_up(run.subject, run.scale, patience, drive)?;
     if !top.is_infinite() {
         return Ok(None);
     }
-    flags.resize(flags.len() + steps, false);
-    broken(&flags, None, "a finite scale", format!("scale {top:?}"))
+    run.flags.resize(run.flags.len() + steps, false);
+    broken(&run.flags, None, "a finite scale", format!("scale {top:?}"))
 }
 
 fn skips_exactly_on_overflow(
@@ -386,34 +377,70 @@ fn moves_the_right_way(
     })
 }
 
+/// A run that a law steers as it goes: the flags so far and the scale.
+struct Run<'s, 'a> {
+    subject: &'s mut (dyn Subject + 'a),
+    flags: Vec<bool>,
+    scale: f64,
+}
+
+impl<'s, 'a> Run<'s, 'a> {
+    /// Plays `flags` from the start; `None` where that ends in a terminal state.
+    fn after(subject: &'s mut (dyn Subject + 'a), flags: &[bool]) -> Result<Option<Self>, Failure> {
+        let scale = subject.reset()?;
+        let mut run = Run {
+            subject,
+            flags: Vec::with_capacity(flags.len()),
+            scale,
+        };
+        for &flag in flags {
+            if !run.step(flag)? {
+                return Ok(None);
+            }
+        }
+        Ok(Some(run))
+    }
+
+    /// One more step; false in a terminal state.
+    fn step(&mut self, flag: bool) -> Result<bool, Failure> {
+        self.flags.push(flag);
+        let last = self.flags.len() - 1;
+        match ask(self.subject, &self.flags, last)? {
+            Step::Done { scale, .. } => self.scale = scale,
+            Step::Terminal(_) => return Ok(false),
+        }
+        Ok(true)
+    }
+}
+
 fn recovers_after_burst(
     bench: &mut Bench<'_, '_>,
     case: &Case,
 ) -> Result<Option<Counterexample>, Failure> {
-    let mut flags = case.found_inf[..case.at].to_vec();
-    let burst = 1 + (case.found_inf.len() - case.at) % 8;
-    let (patience, ratio, ceiling) = (
-        bench.facts.patience(),
+    let Some(patience) = bench.facts.growth_within else {
+        return Ok(None);
+    };
+    let patience = usize::try_from(patience).unwrap_or(usize::MAX);
+    // A scaler that was never seen to grow has no ceiling to excuse it.
+    let grows = bench.facts.latest_growth.is_some();
+    let (ratio, ceiling) = (
         bench.facts.growth_ratio,
-        bench.facts.ceiling,
+        if grows {
+            bench.facts.ceiling
+        } else {
+            f64::INFINITY
+        },
     );
-    let subject = bench.subject.as_mut();
-    let mut scale = subject.reset()?;
-    for i in 0..flags.len() {
-        match ask(subject, &flags, i)? {
-            Step::Done { scale: next, .. } => scale = next,
-            Step::Terminal(_) => return Ok(None),
-        }
-    }
-    let before = scale;
+    let Some(mut run) = Run::after(bench.subject.as_mut(), &case.found_inf[..case.at])? else {
+        return Ok(None);
+    };
+    let (before, burst) = (run.scale, 1 + (case.found_inf.len() - case.at) % 8);
     for _ in 0..burst {
-        flags.push(true);
-        match ask(subject, &flags, flags.len() - 1)? {
-            Step::Done { scale: next, .. } => scale = next,
-            Step::Terminal(_) => return Ok(None),
+        if !run.step(true)? {
+            return Ok(None);
         }
     }
-    let low = scale;
+    let low = run.scale;
     if !(low < before && low > 0.0 && before.is_finite() && before <= ceiling) {
         return Ok(None);
     }
@@ -424,21 +451,17 @@ fn recovers_after_burst(
         + 1;
     let limit = growths.saturating_mul(patience).min(200_000);
     for _ in 0..limit {
-        flags.push(false);
-        match ask(subject, &flags, flags.len() - 1)? {
-            Step::Done { scale: next, .. } => scale = next,
-            Step::Terminal(_) => return Ok(None),
-        }
         // The last growth may be refused where it would pass the ceiling.
-        if scale >= before || scale * ratio > ceiling {
+        if !run.step(false)? || run.scale >= before || run.scale * ratio > ceiling {
             return Ok(None);
         }
     }
+    let expected = format!("scale {before:?} again, {limit} clean steps after a burst of {burst}");
     broken(
-        &flags,
+        &run.flags,
         None,
-        format!("scale {before:?} again, {limit} clean steps after a burst of {burst}"),
-        format!("scale {low:?} after the burst, {scale:?} now"),
+        expected,
+        format!("scale {low:?} after the burst, {:?} now", run.scale),
     )
 }
 
@@ -450,47 +473,36 @@ fn no_livelock_at_floor(
     if bench.facts.latest_growth.is_none() {
         return Ok(None);
     }
-    let mut flags = case.found_inf[..case.at].to_vec();
-    let patience = bench.facts.patience();
-    let still = 2 * bench.facts.overflows() + 2;
-    let subject = bench.subject.as_mut();
-    let mut scale = subject.reset()?;
-    for i in 0..flags.len() {
-        match ask(subject, &flags, i)? {
-            Step::Done { scale: next, .. } => scale = next,
-            Step::Terminal(_) => return Ok(None),
-        }
-    }
+    let (patience, still) = (bench.facts.patience(), 2 * bench.facts.overflows() + 2);
+    let Some(mut run) = Run::after(bench.subject.as_mut(), &case.found_inf[..case.at])? else {
+        return Ok(None);
+    };
     let mut unchanged = 0;
     for _ in 0..1300 {
-        flags.push(true);
-        match ask(subject, &flags, flags.len() - 1)? {
-            Step::Done { scale: next, .. } => {
-                unchanged = if next == scale { unchanged + 1 } else { 0 };
-                scale = next;
-            }
-            Step::Terminal(_) => return Ok(None),
+        let before = run.scale;
+        if !run.step(true)? {
+            return Ok(None);
         }
+        unchanged = if run.scale == before {
+            unchanged + 1
+        } else {
+            0
+        };
         if unchanged >= still {
             break;
         }
     }
-    let floor = scale;
-    for _ in 0..3 * patience + 3 {
-        flags.push(false);
-        match ask(subject, &flags, flags.len() - 1)? {
-            Step::Done { scale: next, .. } => scale = next,
-            Step::Terminal(_) => return Ok(None),
-        }
-        if scale > floor {
+    let (floor, limit) = (run.scale, 3 * patience + 3);
+    for _ in 0..limit {
+        if !run.step(false)? || run.scale > floor {
             return Ok(None);
         }
     }
     broken(
-        &flags,
+        &run.flags,
         None,
         format!("growth from the floor, {floor:?}"),
-        format!("scale {scale:?} after {} clean steps", 3 * patience + 3),
+        format!("scale {:?} after {limit} clean steps", run.scale),
     )
 }
 
@@ -501,38 +513,28 @@ fn no_livelock_at_ceiling(
     if bench.facts.hysteresis.is_none() {
         return Ok(None);
     }
-    let mut flags = case.found_inf[..case.at].to_vec();
-    let (patience, overflows, drive) =
-        (bench.facts.patience(), bench.facts.overflows(), bench.drive);
-    let subject = bench.subject.as_mut();
-    let mut scale = subject.reset()?;
-    for i in 0..flags.len() {
-        match ask(subject, &flags, i)? {
-            Step::Done { scale: next, .. } => scale = next,
-            Step::Terminal(_) => return Ok(None),
-        }
-    }
-    let (steps, top) = drive_up(subject, scale, patience, drive)?;
-    flags.resize(flags.len() + steps, false);
+    let (patience, drive, floor) = (bench.facts.patience(), bench.drive, bench.facts.floor);
+    let limit = 2 * bench.facts.overflows() + 2;
+    let Some(mut run) = Run::after(bench.subject.as_mut(), &case.found_inf[..case.at])? else {
+        return Ok(None);
+    };
+    let (steps, top) = drive_up(run.subject, run.scale, patience, drive)?;
+    run.flags.resize(run.flags.len() + steps, false);
+    run.scale = top;
     // Stuck at the bottom is the other livelock.
-    if top.is_nan() || top <= 0.0 || top <= bench.facts.floor {
+    if top.is_nan() || top <= 0.0 || top <= floor {
         return Ok(None);
     }
-    for _ in 0..2 * overflows + 2 {
-        flags.push(true);
-        match ask(subject, &flags, flags.len() - 1)? {
-            Step::Done { scale: next, .. } => scale = next,
-            Step::Terminal(_) => return Ok(None),
-        }
-        if scale < top {
+    for _ in 0..limit {
+        if !run.step(true)? || run.scale < top {
             return Ok(None);
         }
     }
     broken(
-        &flags,
+        &run.flags,
         None,
         format!("backoff from the ceiling, {top:?}"),
-        format!("scale {scale:?} after {} overflows", 2 * overflows + 2),
+        format!("scale {:?} after {limit} overflows", run.scale),
     )
 }
 
@@ -621,17 +623,20 @@ fn save_load_continues(
     }
     for (i, expected) in whole.iter().enumerate() {
         if i == case.at {
-            let state = subject.save()?;
-            subject.reset()?;
-            let loaded = match subject.load(&state) {
+            let loaded = subject.save().and_then(|state| {
+                subject.reset()?;
+                subject.load(&state)
+            });
+            let loaded = match loaded {
                 Ok(loaded) => loaded,
                 // A refusal is an answer, and the wrong one; a dead program is not.
-                Err(f)
-                    if f.had_answered
-                        && f.found_inf.is_empty()
-                        && f.doing.starts_with("loading") =>
-                {
-                    return broken(&flags[..i], Some(i), "the saved state to load", f.found);
+                Err(f) if f.refused => {
+                    return broken(
+                        &flags[..i],
+                        Some(i),
+                        "the state to be saved and loaded",
+                        f.found,
+                    );
                 }
                 Err(f) => return Err(f),
             };
@@ -674,7 +679,7 @@ fn replicas_agree(
             format!("{first_a:?} and {first_b:?}"),
         );
     }
-    // What the all-reduce hands to both: rank 0 saw the flags of even steps, rank 1 those of odd steps.
+    // What the all-reduce hands to both: whether either rank overflowed.
     let flags = &case.found_inf;
     for i in 0..flags.len() {
         let (x, y) = (ask(a, flags, i)?, ask(b, flags, i)?);

@@ -15,8 +15,19 @@ pub(super) fn check<'a>(
     make: &mut dyn FnMut() -> Result<Box<dyn Subject + 'a>, Failure>,
     options: &Options,
 ) -> Result<Report, Failure> {
+    let mut report = Report {
+        properties: Vec::new(),
+        facts: facts::Facts::unknown(),
+        warnings: Vec::new(),
+    };
     let mut subject = make()?;
-    subject.reset()?;
+    if let Err(failure) = subject.reset() {
+        if failure.had_answered {
+            report.properties.push(failed(failure, 0));
+            return Ok(report);
+        }
+        return Err(failure);
+    }
     let learnt = match &options.reference {
         // Beside a reference, its facts are the truth and the subject's are what is judged.
         Some(spec) => {
@@ -27,11 +38,6 @@ pub(super) fn check<'a>(
             facts::learn(&mut super::PolicySubject::new(&build), options)
         }
         None => facts::learn(subject.as_mut(), options),
-    };
-    let mut report = Report {
-        properties: Vec::new(),
-        facts: facts::Facts::unknown(),
-        warnings: Vec::new(),
     };
     match learnt {
         Ok(facts) => report.facts = facts,

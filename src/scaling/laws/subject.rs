@@ -32,6 +32,8 @@ pub struct Failure {
     pub found_inf: Vec<bool>,
     /// Whether the subject had ever answered.
     pub had_answered: bool,
+    /// Whether it answered now, in the protocol's words, that it will not.
+    pub refused: bool,
 }
 
 /// A loss scaler that can be started over, stepped, saved and loaded.
@@ -59,11 +61,6 @@ pub trait Subject {
     /// # Errors
     /// When it gives no proper answer.
     fn load(&mut self, state: &Json) -> Result<f64, Failure>;
-
-    /// Whether the configuration that was sent on reset was taken, where one was.
-    fn took_config(&self) -> bool {
-        false
-    }
 }
 
 /// A [`Policy`] as a subject.
@@ -121,6 +118,7 @@ impl Subject for PolicySubject<'_> {
             expected: "the scaler to take it".to_owned(),
             found_inf: Vec::new(),
             had_answered: true,
+            refused: true,
         };
         match state {
             Json::Object(state) => self

@@ -68,8 +68,7 @@ impl From<u32> for Value {
 }
 impl From<u64> for Value {
     fn from(x: u64) -> Self {
-        // An interval beyond i64 is never reached either.
-        Value::Integer(i64::try_from(x).unwrap_or(i64::MAX))
+        Value::Integer(i64::try_from(x).map_or(FAR, |i| i.min(FAR)))
     }
 }
 impl From<usize> for Value {
@@ -92,6 +91,9 @@ impl From<&str> for Value {
         Value::Word(Cow::Owned(x.to_owned()))
     }
 }
+
+/// Integers are held within this: a count of steps this far away is never reached, and differences cannot overflow.
+pub(crate) const FAR: i64 = 1 << 60;
 
 /// What a key's value may be.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -181,7 +183,7 @@ impl Kind {
             _ => None,
         };
         let integer = match &value {
-            Value::Integer(i) => Some(*i),
+            Value::Integer(i) => Some((*i).clamp(-FAR, FAR)),
             Value::Real(x) => super::state::whole(*x),
             _ => None,
         };

@@ -399,4 +399,115 @@ mod tests {
         assert!(message("").contains("a policy such as"));
         assert!(message("pytorch:,").contains("expected key=value"));
     }
+
+    #[test]
+    fn no_text_panics() {
+        // Pieces of valid specs in every order of three, and values at every edge.
+        let pieces = [
+            "pytorch",
+            ":",
+            ",",
+            "=",
+            "growth_interval",
+            "init_scale",
+            "2^",
+            "^",
+            "-1",
+            "1e999",
+            "\u{3b1}",
+            "none",
+            "nan",
+            "",
+        ];
+        for a in pieces {
+            for b in pieces {
+                for c in pieces {
+                    let _ = PolicySpec::parse(&format!("{a}{b}{c}"));
+                    let _ = PolicySpec::parse(&format!("deepspeed:{a}={b}{c}"));
+                }
+            }
+        }
+        let values = [
+            "0",
+            "-1",
+            "1",
+            "9223372036854775807",
+            "-9223372036854775808",
+            "1e308",
+            "5e-324",
+            "2^-1074",
+            "2^1024",
+            "inf",
+            "NaN",
+            "none",
+        ];
+        for info in policies() {
+            for key in info.keys {
+                for value in values {
+                    let Ok(spec) =
+                        PolicySpec::parse(&format!("{}:{}={value}", info.name, key.name))
+                    else {
+                        continue;
+                    };
+                    let mut policy = spec.build(Defaults::Class).expect("checked when parsed");
+                    for step in 0..40 {
+                        let found_inf = step % 5 == 3;
+                        let amax = Some(if found_inf { f32::INFINITY } else { 0.5 });
+                        if policy
+                            .update(crate::scaling::policy::Observed { found_inf, amax })
+                            .is_err()
+                        {
+                            break;
+                        }
+                        let saved = policy.save();
+                        policy
+                            .load(&saved)
+                            .unwrap_or_else(|e| panic!("{spec}: {e}"));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn hostile_states_are_refused_or_loaded_but_never_panic() {
+        let values = [
+            serde_json::json!(null),
+            serde_json::json!(-1),
+            serde_json::json!(i64::MAX),
+            serde_json::json!("nan"),
+            serde_json::json!([1]),
+        ];
+        for info in policies() {
+            let spec = PolicySpec::named(info.name).expect("registered");
+            let fields: Vec<String> = spec
+                .build(Defaults::Class)
+                .expect("builds")
+                .save()
+                .keys()
+                .cloned()
+                .collect();
+            for field in &fields {
+                for value in &values {
+                    let mut policy = spec.build(Defaults::Class).expect("builds");
+                    let mut state = policy.save();
+                    state.insert(field.clone(), value.clone());
+                    if policy.load(&state).is_ok() {
+                        for found_inf in [false, true, false] {
+                            let _ = policy.update(crate::scaling::policy::Observed {
+                                found_inf,
+                                amax: Some(1.0),
+                            });
+                        }
+                    }
+                    state.shift_remove(field);
+                    assert!(
+                        policy.load(&state).is_err(),
+                        "{} loads without {field}",
+                        info.name
+                    );
+                }
+            }
+        }
+    }
 }

@@ -2,6 +2,7 @@
 
 use serde_json::{Number, Value as Json};
 
+use super::registry::FAR;
 use super::{PolicyError, State};
 
 /// A number as JSON; infinities and NaN as the text `inf`, `-inf`, `nan`, as in the golden traces.
@@ -63,8 +64,10 @@ impl<'a> Fields<'a> {
 
     pub fn i64(&self, field: &str) -> Result<i64, PolicyError> {
         let json = self.state.get(field);
-        json.and_then(|j| j.as_i64().or_else(|| whole(j.as_f64()?)))
-            .ok_or_else(|| self.bad(field, "an integer"))
+        let integer = json.and_then(|j| j.as_i64().or_else(|| whole(j.as_f64()?)));
+        integer
+            .filter(|i| (-2 * FAR..=2 * FAR).contains(i))
+            .ok_or_else(|| self.bad(field, "an integer within 2^61"))
     }
 
     /// A window that is taken modulo: at least 1.
