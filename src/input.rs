@@ -216,6 +216,36 @@ impl Input {
         }
     }
 
+    /// The loss scale that the run used: that of the last recorded step, or what the first dump's own metadata says.
+    ///
+    /// # Errors
+    /// When a dump cannot be read.
+    pub fn used_scale(&self, reading: &gradients::Options) -> Result<Option<f64>, InputError> {
+        match self {
+            Input::Trace(trace) => Ok(trace
+                .trace
+                .steps
+                .iter()
+                .rev()
+                .find_map(|step| step.loss_scale)),
+            Input::Series { traces, .. } => Ok(traces
+                .iter()
+                .flat_map(|trace| trace.steps.iter().rev())
+                .find_map(|step| step.loss_scale)),
+            Input::Dump(dumps) => {
+                let first = dumps
+                    .iter()
+                    .flat_map(|dump| dump.steps())
+                    .flat_map(|step| &step.files)
+                    .next();
+                Ok(first
+                    .map(|file| file.open(reading))
+                    .transpose()?
+                    .and_then(|open| open.loss_scale()))
+            }
+        }
+    }
+
     /// The runs in it as traces: a dump is sketched step by step, a series gives one trace a run.
     ///
     /// # Errors

@@ -263,7 +263,7 @@ fn an_interval_far_too_long_for_what_underflows_is_changed() {
     // amax leaves room for 2^30, and a tenth of the elements needs 2^24 or more.
     let small = 2f32.powi(-48);
     let trace = trace(&[2f32.powi(-16); 20_000], |_| {
-        vec![2f32.powi(-16), small, 0.01 * 2f32.powi(-12)].repeat(3)
+        [2f32.powi(-16), small, 0.01 * 2f32.powi(-12)].repeat(3)
     });
     let answer = recommend(
         &Run::new(&trace, RunOptions::default()),

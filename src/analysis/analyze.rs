@@ -4,7 +4,9 @@ use super::raw::{Errors, Raw, RawRate};
 use crate::float::{Format, exact_log2, exp2};
 use crate::gradients::{self, Chunk, Dump, GradientsError, OpenDump};
 use crate::input::{Input, InputError, Progress};
-use crate::tally::{Accumulator, Capture, Captured, Lost, Outcomes, Replayed, Sketch, WhyNotExact};
+use crate::tally::{
+    Accumulator, Capture, Captured, Lost, Outcomes, Replayed, Role, Sketch, Trace, WhyNotExact,
+};
 use crate::warning::{Kind, Warning};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
@@ -49,6 +51,8 @@ pub struct Rate {
     pub lost: Lost,
     /// `None` where the counts are exact for the numbers given.
     pub why_not_exact: Option<WhyNotExact>,
+    /// Zeros that may be underflows of the capture; 0 where the group was not captured in FP16.
+    pub captured_zeros: u64,
     /// Rounding errors, where they were asked for and raw data was there.
     pub errors: Option<Errors>,
 }
@@ -137,14 +141,13 @@ pub fn analyze(
                 }
             }
             Input::Trace(trace) => {
-                for sample in &trace.trace.samples {
-                    let step = trace.trace.steps[sample.row].step;
-                    for (tensor, sketch) in trace.trace.tensors.iter().zip(&sample.sketches) {
-                        if sketch.elements() > 0 && reading.selects(&tensor.name) {
-                            fill(&mut groups, options, Some(step), &tensor.name, sketch, None);
-                        }
-                    }
-                }
+                read_trace(
+                    &trace.trace,
+                    options,
+                    reading,
+                    &mut groups,
+                    &mut analysis.warnings,
+                );
                 analysis.warnings.extend(trace.warnings.iter().cloned());
             }
             Input::Series { path, .. } => {
@@ -191,6 +194,40 @@ pub fn analyze(
         }
     }
     Ok(analysis)
+}
+
+/// Fills groups with the unscaled sketches of a trace's sampled steps.
+fn read_trace(
+    trace: &Trace,
+    options: &Options,
+    reading: &gradients::Options,
+    groups: &mut BTreeMap<Key, Filling>,
+    warnings: &mut Vec<Warning>,
+) {
+    let mut inexact = 0u64;
+    for sample in &trace.samples {
+        let step = trace.steps[sample.row].step;
+        for (n, tensor) in trace.tensors.iter().enumerate() {
+            if tensor.role == Role::Activation || !reading.selects(&tensor.name) {
+                continue;
+            }
+            match trace.unscaled_sample(sample, n) {
+                Some(sketch) if sketch.elements() > 0 => {
+                    fill(groups, options, Some(step), &tensor.name, &sketch, None);
+                }
+                Some(_) => {}
+                None => inexact += 1,
+            }
+        }
+    }
+    if inexact > 0 {
+        warnings.push(Warning::new(
+            Kind::NotExact,
+            format!("{inexact} sketches were recorded at a scale that is no power of two, and are left out"),
+            "a sketch can only be unscaled exactly by a power of two",
+            "a power-of-two scale, or a dump of the gradients",
+        ));
+    }
 }
 
 /// Whether the elements themselves are needed: for errors, and where a sketch may not be exact.
@@ -435,7 +472,9 @@ fn rate(sketch: &Sketch, captured: &Captured, replayed: Replayed, raw: Option<Ra
         why_not_exact = None;
         bounds = None;
     }
+    let mut captured_zeros = 0;
     if let Some(scale) = captured.scale_at_least() {
+        captured_zeros = sketch.zeros();
         // Some zeros are underflows of the capture. Below its scale the tie itself may have been on either side.
         let (mut low, mut high) = bounds.unwrap_or((outcomes, outcomes));
         if f64::from(loss_scale) < scale {
@@ -450,6 +489,7 @@ fn rate(sketch: &Sketch, captured: &Captured, replayed: Replayed, raw: Option<Ra
         bounds,
         lost,
         why_not_exact,
+        captured_zeros,
         errors,
     }
 }

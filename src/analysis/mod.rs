@@ -5,8 +5,10 @@
 //! errors, need the elements themselves, which [`Raw`] replays in the same pass.
 
 mod analyze;
+mod gate;
 mod raw;
 
 pub(crate) use analyze::unscaled;
 pub use analyze::{Analysis, By, Group, InputSummary, Options, Rate, analyze};
+pub use gate::{Crossing, Limits, Passage, gate};
 pub use raw::{Errors, Raw, RawRate};

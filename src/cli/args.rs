@@ -39,6 +39,8 @@ pub enum Command {
     Recommend(RecommendArgs),
     /// Replay policies over a run
     Simulate(SimulateArgs),
+    /// What changed between two dumps or two runs
+    Compare(CompareArgs),
     /// Sketch dumps into a trace
     Sketch(SketchArgs),
     /// Join the traces of one run's ranks
@@ -147,6 +149,18 @@ pub struct AnalyzeArgs {
     /// Count subnormal results as zero, as some accelerators do
     #[arg(long)]
     pub flush_subnormals: bool,
+    /// Gate: exit 1 where more than this share of the finite nonzero elements becomes zero
+    #[arg(long, value_name = "SHARE", allow_hyphen_values = true)]
+    pub max_underflow: Option<String>,
+    /// Gate: exit 1 where more than this share of the finite nonzero elements overflows
+    #[arg(long, value_name = "SHARE", allow_hyphen_values = true)]
+    pub max_overflow: Option<String>,
+    /// The gate's scale; `used` is the one that the run recorded
+    #[arg(long, value_name = "SCALE|used", allow_hyphen_values = true)]
+    pub at: Option<String>,
+    /// The gate holds for every tensor, not only for all together
+    #[arg(long)]
+    pub any_tensor: bool,
     /// One JSON document on stdout
     #[arg(long)]
     pub json: bool,
@@ -245,6 +259,30 @@ pub struct SimulateArgs {
     /// One JSON document on stdout
     #[arg(long)]
     pub json: bool,
+    /// How inputs are read
+    #[command(flatten)]
+    pub reading: ReadingArgs,
+}
+
+/// `compare`.
+#[derive(Debug, Args)]
+pub struct CompareArgs {
+    /// The first dump, trace or series
+    pub a: PathBuf,
+    /// The second
+    pub b: PathBuf,
+    /// The scale to compare at; by default the one that the run used, 1 for plain dumps
+    #[arg(long, value_name = "SCALE", allow_hyphen_values = true)]
+    pub at: Option<String>,
+    /// Exit 1 where a fraction or the skips grew by more than this share of A's
+    #[arg(long, value_name = "SHARE", allow_hyphen_values = true)]
+    pub fail_if_worse: Option<String>,
+    /// One JSON document on stdout
+    #[arg(long)]
+    pub json: bool,
+    /// How the recommendation is made
+    #[command(flatten)]
+    pub choosing: ChoosingArgs,
     /// How inputs are read
     #[command(flatten)]
     pub reading: ReadingArgs,

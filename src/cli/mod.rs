@@ -15,6 +15,7 @@ use std::process::ExitCode;
 
 /// Done; bad news; could not.
 const DONE: u8 = 0;
+const BAD_NEWS: u8 = 1;
 const COULD_NOT: u8 = 2;
 
 /// Why a command could not do what was asked.
@@ -55,6 +56,14 @@ pub enum CliError {
         input: String,
         /// Why.
         source: crate::scaling::RecommendError,
+    },
+    /// A gate without a scale, or a scale without a gate.
+    #[error(
+        "setting a gate: found {found}, expected --max-underflow or --max-overflow together with --at SCALE (or --at used, where all inputs recorded one and the same)"
+    )]
+    Gate {
+        /// What was given.
+        found: String,
     },
     /// A check that cannot be made.
     #[error(transparent)]
@@ -138,13 +147,32 @@ pub fn main() -> ExitCode {
     };
     match commands::run(&cli.command) {
         Ok(status) => ExitCode::from(status),
-        Err(CliError::Stdout(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => {
-            ExitCode::from(DONE)
-        }
+        // A reader that has seen enough closes the pipe, and that is no failure.
+        Err(error) if broken_pipe(&error) => ExitCode::from(DONE),
         Err(error) => {
             let _ = writeln!(std::io::stderr(), "gradscale: {error}");
             ExitCode::from(COULD_NOT)
         }
+    }
+}
+
+/// Whether an error, or what caused it, is a closed pipe.
+fn broken_pipe(error: &CliError) -> bool {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = cause {
+        if let Some(io) = error.downcast_ref::<std::io::Error>() {
+            return io.kind() == std::io::ErrorKind::BrokenPipe;
+        }
+        cause = error.source();
+    }
+    match error {
+        // A transparent variant passes on its inner error's source, not the inner error itself.
+        CliError::Stdout(io)
+        | CliError::Check(commands::check::CheckError::Write(io))
+        | CliError::Policies(commands::policies::PoliciesError::Write(io)) => {
+            io.kind() == std::io::ErrorKind::BrokenPipe
+        }
+        _ => false,
     }
 }
 

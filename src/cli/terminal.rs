@@ -9,7 +9,16 @@ use std::time::{Duration, Instant};
 /// A bar that appears once its work has taken a second; nothing where stderr is no terminal.
 pub struct Bar {
     shown: bool,
-    now: Mutex<Option<(String, u64, u64, Instant, Option<ProgressBar>)>>,
+    now: Mutex<Option<Work>>,
+}
+
+/// A piece of work under way.
+struct Work {
+    what: String,
+    total: u64,
+    done: u64,
+    since: Instant,
+    bar: Option<ProgressBar>,
 }
 
 impl Bar {
@@ -25,31 +34,35 @@ impl Bar {
 impl Progress for Bar {
     fn begin(&self, what: &str, total: u64) {
         if let (true, Ok(mut now)) = (self.shown, self.now.lock()) {
-            *now = Some((what.to_owned(), total, 0, Instant::now(), None));
+            *now = Some(Work {
+                what: what.to_owned(),
+                total,
+                done: 0,
+                since: Instant::now(),
+                bar: None,
+            });
         }
     }
 
     fn advance(&self, parts: u64) {
         let Ok(mut now) = self.now.lock() else { return };
-        let Some((what, total, done, since, bar)) = now.as_mut() else {
-            return;
-        };
-        *done += parts;
-        if bar.is_none() && since.elapsed() > Duration::from_secs(1) {
-            let new = ProgressBar::with_draw_target(Some(*total), ProgressDrawTarget::stderr());
+        let Some(work) = now.as_mut() else { return };
+        work.done += parts;
+        if work.bar.is_none() && work.since.elapsed() > Duration::from_secs(1) {
+            let bar = ProgressBar::with_draw_target(Some(work.total), ProgressDrawTarget::stderr());
             let style = ProgressStyle::with_template("{msg} {wide_bar} {pos}/{len} {eta}");
-            new.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-            new.set_message(what.clone());
-            *bar = Some(new);
+            bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+            bar.set_message(work.what.clone());
+            work.bar = Some(bar);
         }
-        if let Some(bar) = bar {
-            bar.set_position(*done);
+        if let Some(bar) = &work.bar {
+            bar.set_position(work.done);
         }
     }
 
     fn end(&self) {
         if let Ok(mut now) = self.now.lock()
-            && let Some((.., Some(bar))) = now.take()
+            && let Some(Work { bar: Some(bar), .. }) = now.take()
         {
             bar.finish_and_clear();
         }

@@ -106,6 +106,9 @@ impl Tradeoff {
     }
 }
 
+/// One of a point's shares.
+type Share = fn(&Point) -> f64;
+
 /// Shares below this lie on the axis.
 const LEAST: f64 = 1e-6;
 
@@ -226,7 +229,7 @@ impl Draw for Tradeoff {
                 )?;
             }
         }
-        let lines: [(fn(&Point) -> f64, _, _); 3] = [
+        let lines: [(Share, _, _); 3] = [
             (
                 |p| p.flushed.unwrap_or(0.0),
                 palette::UNDERFLOW,

@@ -1,5 +1,6 @@
 //! Results as text: JSON for programs, tables for a terminal, one HTML page for people.
 
+pub mod compare;
 pub mod csv;
 pub mod figures;
 pub mod html;

@@ -361,3 +361,28 @@ pub fn formats(formats: &[crate::float::Format]) -> String {
     text::table(&headings, &rows)
         + "\nRounding is to nearest, ties to even. fp8-e4m3fn has no infinity: above 464 it gives NaN.\n"
 }
+
+/// One limit that is not kept, as a line for stderr.
+pub fn crossing(crossing: &crate::analysis::Crossing) -> String {
+    let (low, high) = crossing.fraction;
+    let seen = if low == high {
+        fraction(low)
+    } else {
+        format!("between {} and {}", fraction(low), fraction(high))
+    };
+    let word = match crossing.passage {
+        crate::analysis::Passage::CannotTell => "cannot tell",
+        _ => "gate crossed",
+    };
+    format!(
+        "{word}: {} has {} of {seen} at scale {}, the limit is {}\n",
+        shortened(&crossing.group, 60),
+        crossing.what,
+        text::scale(crossing.loss_scale.into()),
+        if crossing.limit == 0.0 {
+            "0".to_owned()
+        } else {
+            fraction(crossing.limit)
+        }
+    )
+}

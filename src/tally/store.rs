@@ -496,8 +496,8 @@ fn decode_samples(
         ));
     }
     let mut samples = Vec::with_capacity(k);
-    for sample in 0..k {
-        let row = sampled[sample] as usize;
+    for (sample, &row) in sampled.iter().enumerate() {
+        let row = row as usize;
         let amax = amax_of(row, sample);
         let mut sketches = Vec::with_capacity(n);
         for tensor in 0..n {

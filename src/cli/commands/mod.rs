@@ -2,6 +2,7 @@
 
 mod analyze;
 pub(crate) mod check;
+mod compare;
 mod formats;
 mod plot;
 pub(crate) mod policies;
@@ -30,6 +31,7 @@ pub fn run(command: &Command) -> Result<u8, CliError> {
         Command::Analyze(args) => analyze::run(args),
         Command::Recommend(args) => recommend::run(args),
         Command::Simulate(args) => simulate::run(args),
+        Command::Compare(args) => compare::run(args),
         Command::Sketch(args) => trace::sketch(args),
         Command::Merge(args) => trace::merge(args),
         Command::Plot(args) => plot::run(args),
