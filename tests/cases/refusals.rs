@@ -366,7 +366,14 @@ pub fn files() -> Vec<(&'static str, Vec<u8>, &'static str)> {
         ),
         (
             "getattr.pt",
-            pt_of(Pickle::new().global("builtins", "getattr").stop()),
+            pt_of(
+                Pickle::new()
+                    .global("builtins", "getattr")
+                    .global("torch", "Tensor")
+                    .text("x")
+                    .raw(b"\x86R")
+                    .stop(),
+            ),
             "ForbiddenGlobal",
         ),
         (
@@ -779,7 +786,7 @@ fn a_file_with_any_byte_changed_never_panics() {
             .open(&path)
             .expect("opened");
         for (at, &old) in bytes.iter().enumerate() {
-            for to in [0x00, 0xff, old ^ 1, old ^ 0x80, old.wrapping_add(1), old] {
+            for to in [0x00, 0xff, old ^ 1, old] {
                 file.seek(SeekFrom::Start(at as u64)).expect("sought");
                 file.write_all(&[to]).expect("written");
                 let _ = read(&path);

@@ -26,8 +26,10 @@ pub(super) enum Global {
     Storage(Element),
     /// An element type.
     Dtype(Element),
-    /// A NumPy array or scalar.
-    Numpy(&'static str),
+    /// Another library's object: noted where a tensor might stand, and never looked into.
+    Foreign(&'static str),
+    /// `getattr`, which names a method of a foreign class and is refused on anything else.
+    GetAttr,
     /// Devices, versions and the like: kept as a value of no interest.
     Inert,
 }
@@ -230,14 +232,25 @@ pub(super) fn lookup(module: &str, name: &str) -> Option<Global> {
         ) => Global::Inert,
         ("torch", dtype) => Global::Dtype(ELEMENTS.iter().find(|(name, _, _)| *name == dtype)?.2),
         ("numpy.core.multiarray" | "numpy._core.multiarray", "_reconstruct") => {
-            Global::Numpy("numpy.ndarray")
+            Global::Foreign("numpy.ndarray")
         }
         ("numpy.core.multiarray" | "numpy._core.multiarray", "scalar")
         | ("numpy", "ndarray" | "dtype") => Global::Inert,
         ("numpy.dtypes", dtype) if dtype.ends_with("DType") => Global::Inert,
+        // The quantized twin in a dump of TransformerEngine's DumpTensors: an object of its own, left out.
+        (module, _)
+            if ["transformer_engine", "transformer_engine_torch"]
+                .contains(&module.split('.').next().unwrap_or_default()) =>
+        {
+            Global::Foreign(TRANSFORMER_ENGINE)
+        }
+        ("builtins" | "__builtin__", "getattr") => Global::GetAttr,
         _ => return None,
     })
 }
+
+/// What a TransformerEngine object is called in a note.
+pub(super) const TRANSFORMER_ENGINE: &str = "a transformer_engine object";
 
 const PACKED: [&str; 10] = [
     "torch._utils._rebuild_sparse_tensor",

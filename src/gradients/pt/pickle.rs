@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use super::globals::{Element, Global, lookup};
+use super::globals::{Element, Global, TRANSFORMER_ENGINE, lookup};
 use crate::gradients::error::shortened;
 use crate::gradients::source::Source;
 use crate::gradients::{GradientsError, Kind};
@@ -48,8 +48,8 @@ pub(super) enum Object {
     Tensor(Box<Tensor>),
     /// A kind of tensor that is not read, by what would rebuild it.
     Packed(&'static str),
-    /// A NumPy array.
-    Numpy(&'static str),
+    /// Another library's object, such as a NumPy array.
+    Foreign(&'static str),
     Inert,
 }
 
@@ -526,7 +526,9 @@ impl<'a> Machine<'a> {
                     let arguments = self.pop()?;
                     let class = self.pop()?;
                     match class {
-                        Value::Global(Global::Dict | Global::Same | Global::Inert) => {
+                        Value::Global(
+                            Global::Dict | Global::Same | Global::Inert | Global::Foreign(_),
+                        ) => {
                             let value = self.reduce(class, arguments)?;
                             self.push(value);
                         }
@@ -599,12 +601,26 @@ impl<'a> Machine<'a> {
                 self.push(Value::Global(global));
                 Ok(())
             }
-            None => Err(GradientsError::ForbiddenGlobal {
-                path: self.source.path.clone(),
-                offset: self.at,
-                global: shortened(&format!("{module}.{name}")),
-            }),
+            None => self.forbidden(module, name),
         }
+    }
+
+    fn forbidden<T>(&self, module: &str, name: &str) -> Result<T, GradientsError> {
+        Err(GradientsError::ForbiddenGlobal {
+            path: self.source.path.clone(),
+            offset: self.at,
+            global: shortened(&format!("{module}.{name}")),
+        })
+    }
+
+    /// What a TransformerEngine class or object is called; no other library's has methods here.
+    fn foreign(&self, value: Value) -> Option<&'static str> {
+        let name = match (value, self.arena.object(value)) {
+            (Value::Global(Global::Foreign(name)), _) => name,
+            (_, Some(&Object::Foreign(name))) => name,
+            _ => return None,
+        };
+        (name == TRANSFORMER_ENGINE).then_some(TRANSFORMER_ENGINE)
     }
 
     fn pairs(&self, items: &[Value]) -> Result<Vec<(Value, Value)>, GradientsError> {
@@ -624,7 +640,7 @@ impl<'a> Machine<'a> {
                     list.extend_from_slice(items);
                     return Ok(());
                 }
-                Some(Object::Inert) => return Ok(()),
+                Some(Object::Inert | Object::Foreign(_)) => return Ok(()),
                 _ => {}
             }
         }
@@ -639,7 +655,7 @@ impl<'a> Machine<'a> {
                     dict.extend(entries);
                     return Ok(());
                 }
-                Some(Object::Inert) => return Ok(()),
+                Some(Object::Inert | Object::Foreign(_)) => return Ok(()),
                 _ => {}
             }
         }
@@ -648,6 +664,11 @@ impl<'a> Machine<'a> {
 
     /// What calling `callee` would give, for the few that may be called.
     fn reduce(&mut self, callee: Value, arguments: Value) -> Result<Value, GradientsError> {
+        if !matches!(callee, Value::Global(_)) && self.foreign(callee).is_some() {
+            // A method of a foreign class gives a foreign object.
+            self.arena.objects.push(Object::Foreign(TRANSFORMER_ENGINE));
+            return Ok(Value::Object((self.arena.objects.len() - 1) as u32));
+        }
         let Value::Global(global) = callee else {
             return Err(self.bad(
                 "a call of something that is not a known name",
@@ -714,7 +735,11 @@ impl<'a> Machine<'a> {
                 }
             },
             Global::Packed(name) => Object::Packed(name),
-            Global::Numpy(name) => Object::Numpy(name),
+            Global::Foreign(name) => Object::Foreign(name),
+            Global::GetAttr => match items.first().map(|&owner| self.foreign(owner)) {
+                Some(Some(name)) if count == 2 => Object::Foreign(name),
+                _ => return self.forbidden("builtins", "getattr"),
+            },
             Global::Inert => Object::Inert,
             Global::Storage(_) | Global::Dtype(_) => {
                 return Err(self.bad("a call of a type", "a call of what rebuilds a tensor"));

@@ -50,7 +50,7 @@ pub(super) fn walk(
                         stack.push((object, 0, step));
                     }
                 }
-                tensor @ (Object::Tensor(_) | Object::Packed(_) | Object::Numpy(_)) => {
+                tensor @ (Object::Tensor(_) | Object::Packed(_) | Object::Foreign(_)) => {
                     let length = step.map_or(alone.len() as u64, |step: usize| steps[step].length);
                     name_bytes = name_bytes.saturating_add(length);
                     if name_bytes > MAX_NAME_BYTES {
@@ -105,7 +105,7 @@ fn matters(arena: &Arena, object: u32, entered: &[bool]) -> bool {
             !items.is_empty() && !entered[object as usize]
         }
         Object::Dict(entries) => !entries.is_empty() && !entered[object as usize],
-        Object::Tensor(_) | Object::Packed(_) | Object::Numpy(_) => true,
+        Object::Tensor(_) | Object::Packed(_) | Object::Foreign(_) => true,
         Object::Storage(_) | Object::Inert => false,
     }
 }
