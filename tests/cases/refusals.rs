@@ -441,6 +441,17 @@ pub fn files() -> Vec<(&'static str, Vec<u8>, &'static str)> {
             "PickleBudget",
         ),
         ("names.pt", pt_of(long_names()), "PickleBudget"),
+        ("tensors.pt", pt_of(many_tensors()), "PickleBudget"),
+        (
+            "texts.pt",
+            pt_of(b"X\x01\0\0\0x".repeat(4_000_001)),
+            "PickleBudget",
+        ),
+        (
+            "lists.pt",
+            pt_of(b"]\x94".repeat(2_000_001)),
+            "PickleBudget",
+        ),
         (
             "nothing.pt",
             pt_of(Pickle::new().raw(b"}").stop()),
@@ -613,6 +624,15 @@ fn long_names() -> Vec<u8> {
         .fold(pickle, |pickle, _| pickle.raw(b"h\x00"))
         .raw(b"es")
         .stop()
+}
+
+/// 300,000 names of one tensor.
+fn many_tensors() -> Vec<u8> {
+    let pickle = Pickle::new()
+        .raw(b"](")
+        .tensor("FloatStorage", "0", 1, 0, &[1], &[1])
+        .raw(b"q\x00");
+    pickle.raw(&b"h\x00".repeat(300_000)).raw(b"e").stop()
 }
 
 #[test]

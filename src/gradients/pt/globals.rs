@@ -23,9 +23,9 @@ pub(super) enum Global {
     /// A kind of tensor that is not read.
     Packed(&'static str),
     /// A storage's type.
-    Storage(Element),
+    Storage(&'static Element),
     /// An element type.
-    Dtype(Element),
+    Dtype(&'static Element),
     /// Another library's object: noted where a tensor might stand, and never looked into.
     Foreign(&'static str),
     /// `getattr`, which names a method of a foreign class and is refused on anything else.
@@ -53,7 +53,7 @@ const fn element(name: &'static str, size: u64, read: Result<Dtype, SkippedBecau
     }
 }
 
-const UNTYPED: Element = Element {
+static UNTYPED: Element = Element {
     name: "bytes",
     size: 1,
     read: Err(SkippedBecause::NotNumbers),
@@ -63,7 +63,7 @@ const UNTYPED: Element = Element {
 use SkippedBecause::{Complex, Integer, Packed};
 
 /// Names of a dtype, of the storage with that element, and the element.
-const ELEMENTS: [(&str, &str, Element); 28] = [
+static ELEMENTS: [(&str, &str, Element); 28] = [
     (
         "float64",
         "DoubleStorage",
@@ -213,9 +213,9 @@ pub(super) fn lookup(module: &str, name: &str) -> Option<Global> {
                 .iter()
                 .find(|name| name.rsplit('.').next() == Some(packed))?,
         ),
-        ("torch.storage" | "torch", "UntypedStorage") => Global::Storage(UNTYPED),
+        ("torch.storage" | "torch", "UntypedStorage") => Global::Storage(&UNTYPED),
         ("torch" | "torch.cuda", storage) if storage.ends_with("Storage") => {
-            Global::Storage(ELEMENTS.iter().find(|(_, name, _)| *name == storage)?.2)
+            Global::Storage(&ELEMENTS.iter().find(|(_, name, _)| *name == storage)?.2)
         }
         (
             "torch",
@@ -230,7 +230,7 @@ pub(super) fn lookup(module: &str, name: &str) -> Option<Global> {
             "builtins" | "__builtin__",
             "bytearray" | "complex" | "int" | "float" | "str" | "bool",
         ) => Global::Inert,
-        ("torch", dtype) => Global::Dtype(ELEMENTS.iter().find(|(name, _, _)| *name == dtype)?.2),
+        ("torch", dtype) => Global::Dtype(&ELEMENTS.iter().find(|(name, _, _)| *name == dtype)?.2),
         ("numpy.core.multiarray" | "numpy._core.multiarray", "_reconstruct") => {
             Global::Foreign("numpy.ndarray")
         }

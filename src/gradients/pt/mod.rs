@@ -132,7 +132,7 @@ fn open_zip(
     let at = stored(source, pickle)?;
     let mut machine = Machine::new(source, at, at + pickle.size);
     let root_value = machine.run()?;
-    let arena = machine.arena;
+    let arena = machine.into_arena();
     let mut by_key: HashMap<String, &Member> = HashMap::new();
     for member in &members {
         if let Some(key) = below(member)
@@ -212,9 +212,8 @@ fn open_legacy(
     let root = machine.run()?;
     let at = machine.position;
     let keys = machine.run()?;
-    let Machine {
-        arena, position, ..
-    } = machine;
+    let position = machine.position;
+    let arena = machine.into_arena();
     let Some(Object::List(keys)) = arena.object(keys) else {
         return Err(source.bad(Kind::Pt, at, "something else", "the list of storage keys"));
     };

@@ -21,7 +21,7 @@ const MAX_GLOBAL_BYTES: usize = 512;
 /// torch's own limit.
 const MAX_DIMS: usize = 64;
 
-/// A value on the stack or in a container. Copying one never copies what it refers to.
+/// A value on the stack or in a container, 24 bytes. Copying one never copies what it refers to.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Value {
     None,
@@ -57,7 +57,7 @@ pub(super) enum Object {
 #[derive(Clone, Debug)]
 pub(super) struct Storage {
     pub key: String,
-    pub element: Element,
+    pub element: &'static Element,
     /// Elements of the whole storage.
     pub elements: u64,
     /// The part of it that is meant: first element and count (old files only).
@@ -68,7 +68,7 @@ pub(super) struct Storage {
 #[derive(Clone, Debug)]
 pub(super) struct Tensor {
     pub storage: Storage,
-    pub element: Element,
+    pub element: &'static Element,
     pub offset: u64,
     pub shape: Vec<u64>,
     pub strides: Vec<u64>,
@@ -78,7 +78,9 @@ pub(super) struct Tensor {
 #[derive(Debug, Default)]
 pub(super) struct Arena {
     pub objects: Vec<Object>,
-    pub texts: Vec<String>,
+    /// All text in one piece, and where each begins and ends: millions of tiny strings would cost 50 bytes each.
+    text: String,
+    texts: Vec<(u32, u32)>,
     pub longs: Vec<i128>,
 }
 
@@ -92,7 +94,10 @@ impl Arena {
 
     pub fn text(&self, value: Value) -> Option<&str> {
         match value {
-            Value::Text(index) => self.texts.get(index as usize).map(String::as_str),
+            Value::Text(index) => {
+                let &(from, to) = self.texts.get(index as usize)?;
+                self.text.get(from as usize..to as usize)
+            }
             _ => None,
         }
     }
@@ -144,6 +149,11 @@ impl<'a> Machine<'a> {
             marks: Vec::new(),
             memo: HashMap::new(),
         }
+    }
+
+    /// What was built; stack and memo are given back.
+    pub fn into_arena(self) -> Arena {
+        self.arena
     }
 
     fn bad(&self, found: impl Into<String>, expected: &'static str) -> GradientsError {
@@ -279,7 +289,10 @@ impl<'a> Machine<'a> {
     fn push_text(&mut self, bytes: Vec<u8>) {
         match String::from_utf8(bytes) {
             Ok(text) => {
-                self.arena.texts.push(text);
+                // The budget of text keeps this far below 2^32.
+                let from = self.arena.text.len() as u32;
+                self.arena.text.push_str(&text);
+                self.arena.texts.push((from, self.arena.text.len() as u32));
                 self.stack
                     .push(Value::Text((self.arena.texts.len() - 1) as u32));
             }
@@ -786,7 +799,7 @@ impl<'a> Machine<'a> {
             ));
         }
         let element = match (has_type, items.get(6)) {
-            (true, Some(Value::Global(Global::Dtype(element)))) => *element,
+            (true, Some(&Value::Global(Global::Dtype(element)))) => element,
             (true, _) => return Err(self.bad("no element type", "one")),
             (false, _) if storage.element.untyped => {
                 return Err(self.bad("bytes without a type", "a typed storage"));
@@ -858,5 +871,15 @@ impl<'a> Machine<'a> {
             elements,
             part,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_and_objects_stay_as_small_as_the_budget_counts_on() {
+        assert!(size_of::<Value>() <= 24 && size_of::<Object>() <= 32);
     }
 }
