@@ -501,3 +501,29 @@ impl Bytes for Unpacked<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_beyond_32_bits_come_from_the_zip64_field_in_order() {
+        let all = u64::from(u32::MAX);
+        let wide = |extra: &[u8], mut fields: [u64; 3]| {
+            let [a, b, c] = &mut fields;
+            wide_fields(extra, [a, b, c]).map(|()| fields)
+        };
+        let mut extra = b"FB\x02\x00ZZ\x01\x00\x10\x00".to_vec();
+        extra.extend(5_000_000_000u64.to_le_bytes());
+        extra.extend(6_000_000_000u64.to_le_bytes());
+        // Only what is all ones is replaced.
+        assert_eq!(
+            wide(&extra, [all, 7, all]),
+            Some([5_000_000_000, 7, 6_000_000_000])
+        );
+        assert_eq!(wide(&extra, [1, 2, 3]), Some([1, 2, 3]));
+        assert_eq!(wide(&extra, [all, all, all]), None);
+        assert_eq!(wide(b"", [1, all, 3]), None);
+        assert_eq!(wide(b"\x01\x00\xff\xff", [1, all, 3]), None);
+    }
+}

@@ -12,6 +12,28 @@
 //! | `.safetensors` | F16 BF16 F32 F64 and the 8-bit floats; metadata `loss_scale`, `step`, `rank` |
 //! | `.pt`, `.pth` | `torch.save`, both containers; a pickle is *read*, never run |
 //!
+//! ```
+//! use gradscale::gradients::{Dump, Options};
+//!
+//! # let folder = tempfile::tempdir()?;
+//! # let path = folder.path().join("step_000100.npy");
+//! # std::fs::write(&path, b"\x93NUMPY\x01\x00\x3a\x00{'descr': '<f2', 'fortran_order': False, 'shape': (1,), }\n\x00\x3c")?;
+//! let options = Options::new().with_exclude(["*.embed.*"])?;
+//! let dump = Dump::open(&path, &options)?;
+//! for step in dump.steps() {
+//!     for file in &step.files {
+//!         let open = file.open(&options)?;
+//!         for (i, tensor) in open.tensors().iter().enumerate() {
+//!             let mut zeros = 0;
+//!             open.read(i, &mut |chunk| zeros += chunk.to_f32().iter().filter(|x| **x == 0.0).count())?;
+//!             println!("step {:?}: {} of {} are zero in {}", step.step, zeros, tensor.elements, tensor.name);
+//! #           assert_eq!((step.step, zeros, tensor.elements), (Some(100), 0, 1));
+//!         }
+//!     }
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! Integers, booleans, complex numbers and text are left out and listed ([`OpenDump::skipped`]). Object arrays are
 //! refused, because they are pickles; so is a file without any tensor, and one that names a tensor twice.
 //!

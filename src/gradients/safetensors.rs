@@ -39,8 +39,34 @@ pub(crate) struct Tensor {
 #[derive(Deserialize)]
 struct Info {
     dtype: String,
-    shape: Vec<u64>,
+    shape: Shape,
     data_offsets: (u64, u64),
+}
+
+/// A shape; more dimensions than NumPy or torch allow are refused while they are read.
+struct Shape(Vec<u64>);
+
+impl<'de> Deserialize<'de> for Shape {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Shape, D::Error> {
+        struct Dims;
+        impl<'de> Visitor<'de> for Dims {
+            type Value = Shape;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a shape")
+            }
+            fn visit_seq<A: de::SeqAccess<'de>>(self, mut seq: A) -> Result<Shape, A::Error> {
+                let mut dims = Vec::new();
+                while let Some(dim) = seq.next_element()? {
+                    if dims.len() == 64 {
+                        return Err(de::Error::custom("more than 64 dimensions"));
+                    }
+                    dims.push(dim);
+                }
+                Ok(Shape(dims))
+            }
+        }
+        deserializer.deserialize_seq(Dims)
+    }
 }
 
 /// The header's entries in order, equal names kept apart.
@@ -127,6 +153,8 @@ pub(crate) fn header(source: &Source) -> Result<Header, GradientsError> {
             "a header of the safetensors format",
         )
     })?;
+    // The text may be as large as the limit; what was made of it is enough.
+    drop(json);
     check(source, 8 + len, entries)
 }
 
@@ -190,6 +218,7 @@ fn check(source: &Source, data: u64, entries: Entries) -> Result<Header, Gradien
         if let Some(bits) = kind.bits {
             let elements = info
                 .shape
+                .0
                 .iter()
                 .try_fold(1u64, |n, &d| n.checked_mul(d))
                 .and_then(|n| {
@@ -200,7 +229,7 @@ fn check(source: &Source, data: u64, entries: Entries) -> Result<Header, Gradien
                 return Err(GradientsError::ShapeOverflow {
                     path: source.path.clone(),
                     tensor: name,
-                    shape: info.shape,
+                    shape: info.shape.0,
                 });
             };
             if to - from != expected {
@@ -217,7 +246,7 @@ fn check(source: &Source, data: u64, entries: Entries) -> Result<Header, Gradien
                 header.tensors.push(Tensor {
                     name,
                     dtype,
-                    shape: info.shape,
+                    shape: info.shape.0,
                     elements,
                     offset,
                 });

@@ -18,7 +18,7 @@ use super::GradientsError;
 /// Where in a path the step and the rank stand, for names other than the usual ones (`--step-pattern`).
 ///
 /// Text stands for itself, `{step}` and `{rank}` for digits, `{tensor}` for any text (it then names the tensor of an
-/// `.npy`), `*` for any text. The pattern must fit the whole path below the given directory, or the file's name alone
+/// `.npy`, or a lone one in a `.pt`), `*` for any text. The pattern must fit the whole path below the given directory, or the file's name alone
 /// where the pattern has no `/`; the extension may be left out. Only `{tensor}` and a `*` that stands beside another
 /// `*` cross a `/`.
 ///
@@ -259,8 +259,13 @@ fn all_digits(part: &str) -> Option<u64> {
 /// The number behind the last of `words` in `part` that stands at the beginning of a word: `step_100`, `step-100`,
 /// `step100`, `global_step.100`. No letter or digit may follow it.
 fn number_after(part: &str, words: &[&str]) -> Option<u64> {
+    find_after(part, words).map(|(_, number)| number)
+}
+
+/// The same, and the bytes of word, separator and digits.
+fn find_after(part: &str, words: &[&str]) -> Option<(std::ops::Range<usize>, u64)> {
     let lower = part.to_ascii_lowercase();
-    let mut found: Option<(usize, u64)> = None;
+    let mut found: Option<(std::ops::Range<usize>, u64)> = None;
     for word in words {
         for (at, _) in lower.match_indices(word) {
             if lower[..at].ends_with(|c: char| c.is_ascii_alphanumeric()) {
@@ -276,13 +281,27 @@ fn number_after(part: &str, words: &[&str]) -> Option<u64> {
             }
             // Twenty digits and more are no step.
             if let Ok(number) = behind[..digits].parse::<u64>()
-                && found.is_none_or(|(before, _)| before < at)
+                && found.as_ref().is_none_or(|(before, _)| before.start < at)
             {
-                found = Some((at, number));
+                found = Some((at..lower.len() - behind.len() + digits, number));
             }
         }
     }
-    found.map(|(_, number)| number)
+    found
+}
+
+/// A stem without its step: `fc1_wgrad_iter_000100` → `fc1_wgrad`. As it is where nothing would be left.
+pub(crate) fn without_step(stem: &str) -> String {
+    let Some((range, _)) = find_after(stem, &STEP_WORDS) else {
+        return stem.to_string();
+    };
+    let front = stem[..range.start].trim_end_matches(['_', '-', '.', ' ']);
+    let name = format!("{front}{}", &stem[range.end..]);
+    if name.is_empty() {
+        stem.to_string()
+    } else {
+        name
+    }
 }
 
 /// `model-00001-of-00006` → (`model`, 1, 6).
@@ -348,6 +367,21 @@ mod tests {
     fn the_nearest_part_of_the_path_wins() {
         assert_eq!(of("step_1/step_2.npz"), (Some(2), None));
         assert_eq!(of("iter_5_step_6.npz"), (Some(6), None));
+    }
+
+    #[test]
+    fn a_stem_loses_its_step_and_keeps_the_rest() {
+        assert_eq!(
+            without_step("decoder_fc1_wgrad_iter_000100"),
+            "decoder_fc1_wgrad"
+        );
+        assert_eq!(without_step("step_3.fc"), ".fc");
+        assert_eq!(without_step("step_3"), "step_3");
+        assert_eq!(without_step("fc.weight"), "fc.weight");
+        assert_eq!(
+            of("tensor_dumps/rank_1/decoder_fc1_wgrad_iter_000100.pt"),
+            (Some(100), Some(1))
+        );
     }
 
     #[test]

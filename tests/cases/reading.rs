@@ -283,6 +283,40 @@ fn tensors_of_a_pt_are_named_by_their_path_and_shared_containers_by_the_first() 
 }
 
 #[test]
+fn a_dump_of_transformer_engine_is_named_by_its_file() {
+    let folder = tempfile::tempdir().expect("a folder");
+    // {"high_precision": t, "quantized": Float8Tensor._make_in_reduce_ex(t, DType(7), torch.float32)}
+    let module = "transformer_engine.pytorch.tensor.float8_tensor";
+    let pickle = Pickle::new().raw(b"}(").text("high_precision");
+    let pickle = pickle
+        .tensor("FloatStorage", "0", 1, 0, &[1], &[1])
+        .text("quantized");
+    let pickle = pickle
+        .global("__builtin__", "getattr")
+        .global(module, "Float8Tensor");
+    let pickle = pickle.text("_make_in_reduce_ex").raw(b"\x86R(").tensor(
+        "FloatStorage",
+        "0",
+        1,
+        0,
+        &[1],
+        &[1],
+    );
+    let pickle = pickle
+        .global("transformer_engine_torch", "DType")
+        .raw(b"K\x07\x85R");
+    let pickle = pickle.global("torch", "float32").raw(b"tRu").stop();
+    let name = "tensor_dumps/rank_1/decoder_fc1_wgrad_iter_000020.pt";
+    write(folder.path(), name, &pt(pickle, &[("0", &f32s(&[1.0]))]));
+    let dump = Dump::open(folder.path(), &Options::new()).expect("a dump");
+    let file = &dump.steps()[0].files[0];
+    assert_eq!((file.step, file.rank), (Some(20), Some(1)));
+    let open = file.open(&Options::new()).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(open.tensors()[0].name, "decoder_fc1_wgrad");
+    assert_eq!(open.skipped()[0].name, "decoder_fc1_wgrad.quantized");
+}
+
+#[test]
 fn fp8_and_big_endian_storages_are_read() {
     let folder = tempfile::tempdir().expect("a folder");
     let pickle = Pickle::new()

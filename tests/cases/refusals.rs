@@ -366,7 +366,14 @@ pub fn files() -> Vec<(&'static str, Vec<u8>, &'static str)> {
         ),
         (
             "getattr.pt",
-            pt_of(Pickle::new().global("builtins", "getattr").stop()),
+            pt_of(
+                Pickle::new()
+                    .global("builtins", "getattr")
+                    .global("torch", "Tensor")
+                    .text("x")
+                    .raw(b"\x86R")
+                    .stop(),
+            ),
             "ForbiddenGlobal",
         ),
         (
@@ -434,6 +441,17 @@ pub fn files() -> Vec<(&'static str, Vec<u8>, &'static str)> {
             "PickleBudget",
         ),
         ("names.pt", pt_of(long_names()), "PickleBudget"),
+        ("tensors.pt", pt_of(many_tensors()), "PickleBudget"),
+        (
+            "texts.pt",
+            pt_of(b"X\x01\0\0\0x".repeat(4_000_001)),
+            "PickleBudget",
+        ),
+        (
+            "lists.pt",
+            pt_of(b"]\x94".repeat(2_000_001)),
+            "PickleBudget",
+        ),
         (
             "nothing.pt",
             pt_of(Pickle::new().raw(b"}").stop()),
@@ -608,6 +626,15 @@ fn long_names() -> Vec<u8> {
         .stop()
 }
 
+/// 300,000 names of one tensor.
+fn many_tensors() -> Vec<u8> {
+    let pickle = Pickle::new()
+        .raw(b"](")
+        .tensor("FloatStorage", "0", 1, 0, &[1], &[1])
+        .raw(b"q\x00");
+    pickle.raw(&b"h\x00".repeat(300_000)).raw(b"e").stop()
+}
+
 #[test]
 fn every_way_to_fail_is_provoked() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -779,7 +806,7 @@ fn a_file_with_any_byte_changed_never_panics() {
             .open(&path)
             .expect("opened");
         for (at, &old) in bytes.iter().enumerate() {
-            for to in [0x00, 0xff, old ^ 1, old ^ 0x80, old.wrapping_add(1), old] {
+            for to in [0x00, 0xff, old ^ 1, old] {
                 file.seek(SeekFrom::Start(at as u64)).expect("sought");
                 file.write_all(&[to]).expect("written");
                 let _ = read(&path);

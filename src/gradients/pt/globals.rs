@@ -23,11 +23,13 @@ pub(super) enum Global {
     /// A kind of tensor that is not read.
     Packed(&'static str),
     /// A storage's type.
-    Storage(Element),
+    Storage(&'static Element),
     /// An element type.
-    Dtype(Element),
-    /// A NumPy array or scalar.
-    Numpy(&'static str),
+    Dtype(&'static Element),
+    /// Another library's object: noted where a tensor might stand, and never looked into.
+    Foreign(&'static str),
+    /// `getattr`, which names a method of a foreign class and is refused on anything else.
+    GetAttr,
     /// Devices, versions and the like: kept as a value of no interest.
     Inert,
 }
@@ -51,7 +53,7 @@ const fn element(name: &'static str, size: u64, read: Result<Dtype, SkippedBecau
     }
 }
 
-const UNTYPED: Element = Element {
+static UNTYPED: Element = Element {
     name: "bytes",
     size: 1,
     read: Err(SkippedBecause::NotNumbers),
@@ -61,7 +63,7 @@ const UNTYPED: Element = Element {
 use SkippedBecause::{Complex, Integer, Packed};
 
 /// Names of a dtype, of the storage with that element, and the element.
-const ELEMENTS: [(&str, &str, Element); 28] = [
+static ELEMENTS: [(&str, &str, Element); 28] = [
     (
         "float64",
         "DoubleStorage",
@@ -211,9 +213,9 @@ pub(super) fn lookup(module: &str, name: &str) -> Option<Global> {
                 .iter()
                 .find(|name| name.rsplit('.').next() == Some(packed))?,
         ),
-        ("torch.storage" | "torch", "UntypedStorage") => Global::Storage(UNTYPED),
+        ("torch.storage" | "torch", "UntypedStorage") => Global::Storage(&UNTYPED),
         ("torch" | "torch.cuda", storage) if storage.ends_with("Storage") => {
-            Global::Storage(ELEMENTS.iter().find(|(_, name, _)| *name == storage)?.2)
+            Global::Storage(&ELEMENTS.iter().find(|(_, name, _)| *name == storage)?.2)
         }
         (
             "torch",
@@ -228,16 +230,27 @@ pub(super) fn lookup(module: &str, name: &str) -> Option<Global> {
             "builtins" | "__builtin__",
             "bytearray" | "complex" | "int" | "float" | "str" | "bool",
         ) => Global::Inert,
-        ("torch", dtype) => Global::Dtype(ELEMENTS.iter().find(|(name, _, _)| *name == dtype)?.2),
+        ("torch", dtype) => Global::Dtype(&ELEMENTS.iter().find(|(name, _, _)| *name == dtype)?.2),
         ("numpy.core.multiarray" | "numpy._core.multiarray", "_reconstruct") => {
-            Global::Numpy("numpy.ndarray")
+            Global::Foreign("numpy.ndarray")
         }
         ("numpy.core.multiarray" | "numpy._core.multiarray", "scalar")
         | ("numpy", "ndarray" | "dtype") => Global::Inert,
         ("numpy.dtypes", dtype) if dtype.ends_with("DType") => Global::Inert,
+        // The quantized twin in a dump of TransformerEngine's DumpTensors: an object of its own, left out.
+        (module, _)
+            if ["transformer_engine", "transformer_engine_torch"]
+                .contains(&module.split('.').next().unwrap_or_default()) =>
+        {
+            Global::Foreign(TRANSFORMER_ENGINE)
+        }
+        ("builtins" | "__builtin__", "getattr") => Global::GetAttr,
         _ => return None,
     })
 }
+
+/// What a TransformerEngine object is called in a note.
+pub(super) const TRANSFORMER_ENGINE: &str = "a transformer_engine object";
 
 const PACKED: [&str; 10] = [
     "torch._utils._rebuild_sparse_tensor",

@@ -8,6 +8,9 @@
 //! A pickle is a program, and a hostile one runs whatever it likes when Python loads it. Here it is read by a
 //! [machine](pickle) that knows torch's instructions and a [short list of names](globals), and calls nothing.
 //!
+//! A file of TransformerEngine's DumpTensors (keys `high_precision` and perhaps `quantized`) names its tensor itself, by its
+//! stem without the step; the quantized twin is left out.
+//!
 //! Views are delivered element by element as they show them, whatever their strides; tensors that share a storage are
 //! read from it each. Integer tensors, NumPy arrays and the like are left out and listed; sparse and quantized tensors
 //! are refused by name, as leaving them out would leave out gradients.
@@ -22,6 +25,7 @@ use self::pickle::{Arena, Machine, Object, Tensor, Value};
 use super::archive::{self, Member, Method};
 use super::error::{escaped, quoted};
 use super::source::Source;
+use super::step_pattern::without_step;
 use super::tensor::{Encoding, Skipped, SkippedBecause, TensorMeta};
 use super::view::View;
 use super::{GradientsError, Kind};
@@ -128,7 +132,7 @@ fn open_zip(
     let at = stored(source, pickle)?;
     let mut machine = Machine::new(source, at, at + pickle.size);
     let root_value = machine.run()?;
-    let arena = machine.arena;
+    let arena = machine.into_arena();
     let mut by_key: HashMap<String, &Member> = HashMap::new();
     for member in &members {
         if let Some(key) = below(member)
@@ -208,9 +212,8 @@ fn open_legacy(
     let root = machine.run()?;
     let at = machine.position;
     let keys = machine.run()?;
-    let Machine {
-        arena, position, ..
-    } = machine;
+    let position = machine.position;
+    let arena = machine.into_arena();
     let Some(Object::List(keys)) = arena.object(keys) else {
         return Err(source.bad(Kind::Pt, at, "something else", "the list of storage keys"));
     };
@@ -292,7 +295,13 @@ fn collect(
         .saturating_mul(ELEMENTS_PER_BYTE)
         .saturating_add(FREE_ELEMENTS);
     let mut shown = 0u64;
+    let of_one_file = names_one_tensor(arena, root);
     walk::walk(source, arena, root, alone, &mut |name, object| {
+        let name = match of_one_file {
+            true if name == HIGH_PRECISION => without_step(alone),
+            true => format!("{}.{name}", without_step(alone)),
+            false => name,
+        };
         let skip = |name, dtype: &str, why| Skipped {
             name,
             dtype: dtype.to_string(),
@@ -335,7 +344,7 @@ fn collect(
                     found: by.to_string(),
                 });
             }
-            Object::Packed(by) | Object::Numpy(by) => {
+            Object::Packed(by) | Object::Foreign(by) => {
                 found.skipped.push(skip(name, by, SkippedBecause::Packed))
             }
             _ => {}
@@ -343,6 +352,21 @@ fn collect(
         Ok(())
     })?;
     Ok(found)
+}
+
+/// TransformerEngine's DumpTensors writes a file for each tensor and step, `<layer>_<tensor>_iter_000100.pt`, that holds
+/// `high_precision` and perhaps `quantized`: there the file names the tensor.
+const HIGH_PRECISION: &str = "high_precision";
+
+fn names_one_tensor(arena: &Arena, root: Value) -> bool {
+    let Some(Object::Dict(entries)) = arena.object(root) else {
+        return false;
+    };
+    let known = [HIGH_PRECISION, "quantized", "internals"];
+    arena.entry(root, HIGH_PRECISION).is_some()
+        && entries
+            .iter()
+            .all(|(key, _)| arena.text(*key).is_some_and(|key| known.contains(&key)))
 }
 
 /// Checks a tensor against its storage, and the storage against the file.

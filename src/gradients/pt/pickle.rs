@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use super::globals::{Element, Global, lookup};
+use super::globals::{Element, Global, TRANSFORMER_ENGINE, lookup};
 use crate::gradients::error::shortened;
 use crate::gradients::source::Source;
 use crate::gradients::{GradientsError, Kind};
@@ -21,7 +21,7 @@ const MAX_GLOBAL_BYTES: usize = 512;
 /// torch's own limit.
 const MAX_DIMS: usize = 64;
 
-/// A value on the stack or in a container. Copying one never copies what it refers to.
+/// A value on the stack or in a container, 24 bytes. Copying one never copies what it refers to.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Value {
     None,
@@ -48,8 +48,8 @@ pub(super) enum Object {
     Tensor(Box<Tensor>),
     /// A kind of tensor that is not read, by what would rebuild it.
     Packed(&'static str),
-    /// A NumPy array.
-    Numpy(&'static str),
+    /// Another library's object, such as a NumPy array.
+    Foreign(&'static str),
     Inert,
 }
 
@@ -57,7 +57,7 @@ pub(super) enum Object {
 #[derive(Clone, Debug)]
 pub(super) struct Storage {
     pub key: String,
-    pub element: Element,
+    pub element: &'static Element,
     /// Elements of the whole storage.
     pub elements: u64,
     /// The part of it that is meant: first element and count (old files only).
@@ -68,7 +68,7 @@ pub(super) struct Storage {
 #[derive(Clone, Debug)]
 pub(super) struct Tensor {
     pub storage: Storage,
-    pub element: Element,
+    pub element: &'static Element,
     pub offset: u64,
     pub shape: Vec<u64>,
     pub strides: Vec<u64>,
@@ -78,7 +78,9 @@ pub(super) struct Tensor {
 #[derive(Debug, Default)]
 pub(super) struct Arena {
     pub objects: Vec<Object>,
-    pub texts: Vec<String>,
+    /// All text in one piece, and where each begins and ends: millions of tiny strings would cost 50 bytes each.
+    text: String,
+    texts: Vec<(u32, u32)>,
     pub longs: Vec<i128>,
 }
 
@@ -92,7 +94,10 @@ impl Arena {
 
     pub fn text(&self, value: Value) -> Option<&str> {
         match value {
-            Value::Text(index) => self.texts.get(index as usize).map(String::as_str),
+            Value::Text(index) => {
+                let &(from, to) = self.texts.get(index as usize)?;
+                self.text.get(from as usize..to as usize)
+            }
             _ => None,
         }
     }
@@ -144,6 +149,11 @@ impl<'a> Machine<'a> {
             marks: Vec::new(),
             memo: HashMap::new(),
         }
+    }
+
+    /// What was built; stack and memo are given back.
+    pub fn into_arena(self) -> Arena {
+        self.arena
     }
 
     fn bad(&self, found: impl Into<String>, expected: &'static str) -> GradientsError {
@@ -279,7 +289,10 @@ impl<'a> Machine<'a> {
     fn push_text(&mut self, bytes: Vec<u8>) {
         match String::from_utf8(bytes) {
             Ok(text) => {
-                self.arena.texts.push(text);
+                // The budget of text keeps this far below 2^32.
+                let from = self.arena.text.len() as u32;
+                self.arena.text.push_str(&text);
+                self.arena.texts.push((from, self.arena.text.len() as u32));
                 self.stack
                     .push(Value::Text((self.arena.texts.len() - 1) as u32));
             }
@@ -526,7 +539,9 @@ impl<'a> Machine<'a> {
                     let arguments = self.pop()?;
                     let class = self.pop()?;
                     match class {
-                        Value::Global(Global::Dict | Global::Same | Global::Inert) => {
+                        Value::Global(
+                            Global::Dict | Global::Same | Global::Inert | Global::Foreign(_),
+                        ) => {
                             let value = self.reduce(class, arguments)?;
                             self.push(value);
                         }
@@ -599,12 +614,26 @@ impl<'a> Machine<'a> {
                 self.push(Value::Global(global));
                 Ok(())
             }
-            None => Err(GradientsError::ForbiddenGlobal {
-                path: self.source.path.clone(),
-                offset: self.at,
-                global: shortened(&format!("{module}.{name}")),
-            }),
+            None => self.forbidden(module, name),
         }
+    }
+
+    fn forbidden<T>(&self, module: &str, name: &str) -> Result<T, GradientsError> {
+        Err(GradientsError::ForbiddenGlobal {
+            path: self.source.path.clone(),
+            offset: self.at,
+            global: shortened(&format!("{module}.{name}")),
+        })
+    }
+
+    /// What a TransformerEngine class or object is called; no other library's has methods here.
+    fn foreign(&self, value: Value) -> Option<&'static str> {
+        let name = match (value, self.arena.object(value)) {
+            (Value::Global(Global::Foreign(name)), _) => name,
+            (_, Some(&Object::Foreign(name))) => name,
+            _ => return None,
+        };
+        (name == TRANSFORMER_ENGINE).then_some(TRANSFORMER_ENGINE)
     }
 
     fn pairs(&self, items: &[Value]) -> Result<Vec<(Value, Value)>, GradientsError> {
@@ -624,7 +653,7 @@ impl<'a> Machine<'a> {
                     list.extend_from_slice(items);
                     return Ok(());
                 }
-                Some(Object::Inert) => return Ok(()),
+                Some(Object::Inert | Object::Foreign(_)) => return Ok(()),
                 _ => {}
             }
         }
@@ -639,7 +668,7 @@ impl<'a> Machine<'a> {
                     dict.extend(entries);
                     return Ok(());
                 }
-                Some(Object::Inert) => return Ok(()),
+                Some(Object::Inert | Object::Foreign(_)) => return Ok(()),
                 _ => {}
             }
         }
@@ -648,6 +677,11 @@ impl<'a> Machine<'a> {
 
     /// What calling `callee` would give, for the few that may be called.
     fn reduce(&mut self, callee: Value, arguments: Value) -> Result<Value, GradientsError> {
+        if !matches!(callee, Value::Global(_)) && self.foreign(callee).is_some() {
+            // A method of a foreign class gives a foreign object.
+            self.arena.objects.push(Object::Foreign(TRANSFORMER_ENGINE));
+            return Ok(Value::Object((self.arena.objects.len() - 1) as u32));
+        }
         let Value::Global(global) = callee else {
             return Err(self.bad(
                 "a call of something that is not a known name",
@@ -714,7 +748,11 @@ impl<'a> Machine<'a> {
                 }
             },
             Global::Packed(name) => Object::Packed(name),
-            Global::Numpy(name) => Object::Numpy(name),
+            Global::Foreign(name) => Object::Foreign(name),
+            Global::GetAttr => match items.first().map(|&owner| self.foreign(owner)) {
+                Some(Some(name)) if count == 2 => Object::Foreign(name),
+                _ => return self.forbidden("builtins", "getattr"),
+            },
             Global::Inert => Object::Inert,
             Global::Storage(_) | Global::Dtype(_) => {
                 return Err(self.bad("a call of a type", "a call of what rebuilds a tensor"));
@@ -761,7 +799,7 @@ impl<'a> Machine<'a> {
             ));
         }
         let element = match (has_type, items.get(6)) {
-            (true, Some(Value::Global(Global::Dtype(element)))) => *element,
+            (true, Some(&Value::Global(Global::Dtype(element)))) => element,
             (true, _) => return Err(self.bad("no element type", "one")),
             (false, _) if storage.element.untyped => {
                 return Err(self.bad("bytes without a type", "a typed storage"));
@@ -833,5 +871,15 @@ impl<'a> Machine<'a> {
             elements,
             part,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_and_objects_stay_as_small_as_the_budget_counts_on() {
+        assert!(size_of::<Value>() <= 24 && size_of::<Object>() <= 32);
     }
 }

@@ -11,6 +11,9 @@ use crate::gradients::source::Source;
 /// All names together.
 const MAX_NAME_BYTES: u64 = 16 << 20;
 
+/// More than any checkpoint has.
+const MAX_TENSORS: u64 = 1 << 18;
+
 /// Where a walk stands: the way there is a chain of parents.
 struct Step {
     parent: Option<usize>,
@@ -38,7 +41,7 @@ pub(super) fn walk(
     };
     let mut steps: Vec<Step> = Vec::new();
     let mut entered = vec![false; arena.objects.len()];
-    let mut name_bytes = 0u64;
+    let (mut name_bytes, mut tensors) = (0u64, 0u64);
     // (object, next item, its step); depth first and in order, with a stack of our own.
     let mut stack: Vec<(u32, usize, Option<usize>)> = Vec::new();
     let mut next = Some((root, None));
@@ -50,15 +53,21 @@ pub(super) fn walk(
                         stack.push((object, 0, step));
                     }
                 }
-                tensor @ (Object::Tensor(_) | Object::Packed(_) | Object::Numpy(_)) => {
+                tensor @ (Object::Tensor(_) | Object::Packed(_) | Object::Foreign(_)) => {
                     let length = step.map_or(alone.len() as u64, |step: usize| steps[step].length);
                     name_bytes = name_bytes.saturating_add(length);
-                    if name_bytes > MAX_NAME_BYTES {
+                    tensors += 1;
+                    let over = [
+                        ("bytes of tensor names", name_bytes, MAX_NAME_BYTES),
+                        ("tensors", tensors, MAX_TENSORS),
+                    ];
+                    if let Some(&(what, _, limit)) = over.iter().find(|(_, n, limit)| n > limit) {
+                        let path = source.path.clone();
                         return Err(GradientsError::PickleBudget {
-                            path: source.path.clone(),
+                            path,
                             offset: 0,
-                            what: "bytes of tensor names",
-                            limit: MAX_NAME_BYTES,
+                            what,
+                            limit,
                         });
                     }
                     found(name(arena, &steps, step, alone), tensor)?;
@@ -105,7 +114,7 @@ fn matters(arena: &Arena, object: u32, entered: &[bool]) -> bool {
             !items.is_empty() && !entered[object as usize]
         }
         Object::Dict(entries) => !entries.is_empty() && !entered[object as usize],
-        Object::Tensor(_) | Object::Packed(_) | Object::Numpy(_) => true,
+        Object::Tensor(_) | Object::Packed(_) | Object::Foreign(_) => true,
         Object::Storage(_) | Object::Inert => false,
     }
 }
@@ -126,12 +135,7 @@ fn name(arena: &Arena, steps: &[Step], step: Option<usize>, alone: &str) -> Stri
 fn text(arena: &Arena, key: Key) -> std::borrow::Cow<'_, str> {
     match key {
         Key::Index(index) => index.to_string().into(),
-        Key::Value(Value::Text(text)) => arena
-            .texts
-            .get(text as usize)
-            .map(String::as_str)
-            .unwrap_or_default()
-            .into(),
+        Key::Value(value @ Value::Text(_)) => arena.text(value).unwrap_or_default().into(),
         Key::Value(Value::Int(int)) => int.to_string().into(),
         Key::Value(Value::Bool(true)) => "True".into(),
         Key::Value(Value::Bool(false)) => "False".into(),
