@@ -87,6 +87,9 @@ pub struct ReadingArgs {
     /// Go on without files that cannot be read; each is named in a warning
     #[arg(long)]
     pub skip_bad: bool,
+    /// Map files into memory instead of reading them; faster on some disks, but a file cut short meanwhile ends the program
+    #[arg(long)]
+    pub mmap: bool,
     /// Replay tensors that a mixed run produced in f32 as if FP16 had produced them
     #[arg(long)]
     pub all_as_fp16: bool,

@@ -22,7 +22,7 @@ pub struct Headroom {
 }
 
 impl Headroom {
-    /// From a trace's unscaled amax: the tightest [`MOST_ROWS`] tensors, in recorded order, over stretches of steps.
+    /// From a trace's unscaled amax: the tightest 40 tensors, in recorded order, over stretches of steps.
     ///
     /// `None` where the trace has no tensors or no step.
     pub fn of(label: &str, trace: &Trace, loss_scale: f64) -> Option<Headroom> {

@@ -70,7 +70,8 @@ impl Reading {
     fn new(args: &ReadingArgs) -> Result<Reading, CliError> {
         let mut options = gradients::Options::new()
             .with_tensors(&args.tensors)?
-            .with_exclude(&args.exclude)?;
+            .with_exclude(&args.exclude)?
+            .with_mmap(args.mmap);
         if let Some(pattern) = &args.step_pattern {
             options = options.with_step_pattern(StepPattern::parse(pattern)?);
         }
