@@ -211,6 +211,9 @@ pub struct ChoosingArgs {
     /// Start from this scale instead of the policy's own
     #[arg(long, value_name = "SCALE", allow_hyphen_values = true)]
     pub init_scale: Option<String>,
+    /// Seed of the bootstrap; the same seed gives the same answer
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
 }
 
 /// A measure of what is lost.

@@ -87,6 +87,10 @@ fn section(html: &mut String, run: &RunReport, figures: &[(&'static str, Figure)
             escape(&table::losses(answer))
         );
         let _ = writeln!(html, "<dl><dt>Why</dt><dd>{}</dd>", escape(&answer.because));
+        for line in table::sureness(answer) {
+            let (name, rest) = line.split_once(": ").unwrap_or(("", &line));
+            let _ = writeln!(html, "<dt>{}</dt><dd>{}</dd>", escape(name), escape(rest));
+        }
     } else {
         html.push_str("<dl>");
     }

@@ -187,9 +187,22 @@ pub fn recommendation(answer: &Recommendation, run: &Run) -> Value {
         "steps": answer.steps,
         "recorded_steps": run.recorded,
         "candidates": shown_candidates(answer).into_iter().map(|c| candidate(c, measure)).collect::<Vec<_>>(),
-        "bootstrap": null,
-        "backtest": null,
-        "stress": null,
+        "bootstrap": answer.bootstrap.map(|b| json!({
+            "resamplings": b.resamplings,
+            "block_length": b.block_length,
+            "seed": b.seed,
+            "candidates": b.candidates,
+            "effective_steps": b.effective_steps,
+            "skip_rate_at_most": {"recommended": b.skip_rate_at_most.0, "default": b.skip_rate_at_most.1},
+        })),
+        "backtest": answer.backtest.map(|b| json!({
+            "chosen_on_first_half": b.growth_interval,
+            "second_half": {"chosen": b.chosen, "default": b.default, "best": b.best},
+        })),
+        "stress": answer.stress.map(|(recommended, default)| json!({
+            "planted": "8 overflows in a row in every 10000 steps",
+            "lost_update": {"recommended": recommended, "default": default},
+        })),
         "settings": settings,
         "warnings": warnings(&answer.warnings),
     })

@@ -245,6 +245,41 @@ pub fn losses(answer: &Recommendation) -> String {
     }
 }
 
+/// How sure the answer is, a sentence each.
+pub fn sureness(answer: &Recommendation) -> Vec<String> {
+    let mut lines = Vec::new();
+    if let (Some(bootstrap), Some((low, high))) = (
+        answer.bootstrap,
+        answer.recommended.as_ref().and_then(|c| c.confidence),
+    ) {
+        lines.push(format!(
+            "How sure: {} to {} with 95 % confidence ({} resamplings in blocks of {:.0} steps); late skips in at most {} of the steps.",
+            percent(low),
+            percent(high),
+            bootstrap.resamplings,
+            bootstrap.block_length,
+            percent(bootstrap.skip_rate_at_most.0)
+        ));
+    }
+    if let Some(test) = answer.backtest {
+        lines.push(format!(
+            "Backtest: the first half alone says {}; over the second half that loses {}, the default {}, the best in hindsight {}.",
+            test.growth_interval,
+            percent(test.chosen),
+            percent(test.default),
+            percent(test.best)
+        ));
+    }
+    if let Some((recommended, default)) = answer.stress {
+        lines.push(format!(
+            "Stress: with a burst of 8 overflows planted in every 10,000 steps it would lose {}, the default {}.",
+            percent(recommended),
+            percent(default)
+        ));
+    }
+    lines
+}
+
 /// The whole recommendation for a terminal.
 pub fn recommendation(answer: &Recommendation, label: &str) -> String {
     let mut out = format!("{label}: {} steps\n\n{}\n", answer.steps, headline(answer));
@@ -255,6 +290,10 @@ pub fn recommendation(answer: &Recommendation, label: &str) -> String {
     out.push_str(&losses(answer));
     out.push('\n');
     out.push_str(&format!("Why: {}\n", answer.because));
+    for line in sureness(answer) {
+        out.push_str(&line);
+        out.push('\n');
+    }
     if answer.basis == Basis::SkipBudget {
         out.push_str("Only amax is known, so this judges skipped steps alone.\n");
     }

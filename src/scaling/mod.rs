@@ -1,5 +1,6 @@
 //! Loss-scaling policies and what follows from replaying them.
 
+mod confidence;
 pub mod exec;
 pub mod golden;
 pub mod laws;
@@ -8,9 +9,11 @@ mod recommend;
 mod run;
 mod settings;
 mod simulate;
+pub mod statistics;
 mod sweep;
 mod underflow;
 
+pub use confidence::{Backtest, Bootstrap};
 pub use recommend::{
     Answer, Basis, FEWEST_STEPS, Options, RecommendError, Recommendation, Setting, TooShort,
     character, common_interval, percent, recommend,

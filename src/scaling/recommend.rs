@@ -5,6 +5,7 @@
 //! nothing. Taking the least alone would always answer "the whole run", where FP16 has room to spare. Where only amax is
 //! known, the flushed part is unknown, and an interval is as good when its skips keep a budget.
 
+use super::confidence::{self, Backtest, Bootstrap};
 use super::policy::{Defaults, PolicyError, PolicySpec};
 use super::run::Run;
 use super::settings::{Framework, pytorch_static};
@@ -31,6 +32,8 @@ pub struct Options {
     pub skip_budget: f64,
     /// A start to replay from instead of the policy's own.
     pub init_scale: Option<f64>,
+    /// Seed of the bootstrap.
+    pub seed: u64,
 }
 
 impl Options {
@@ -45,6 +48,7 @@ impl Options {
             tolerance: 0.0005,
             skip_budget: 0.001,
             init_scale: None,
+            seed: 0,
         })
     }
 }
@@ -145,6 +149,12 @@ pub struct Recommendation {
     pub best_static_headroom_log2: Option<f64>,
     /// The whole sweep.
     pub choice: Choice,
+    /// How sure the sweep is; `None` where the record leaves steps undecided.
+    pub bootstrap: Option<Bootstrap>,
+    /// Chosen on the first half, scored on the second; `None` for a run too short to halve.
+    pub backtest: Option<Backtest>,
+    /// What a planted burst costs, for the recommended and the default interval.
+    pub stress: Option<(f64, f64)>,
     /// What to paste.
     pub settings: Vec<Setting>,
     /// A static scale for PyTorch.
@@ -206,7 +216,8 @@ pub fn recommend(run: &Run, options: &Options) -> Result<Recommendation, Recomme
             },
         ),
     };
-    let choice = choose(&timeline, &spec, rule)?;
+    let mut choice = choose(&timeline, &spec, rule)?;
+    let bootstrap = confidence::resample(&mut choice, &timeline, &spec, rule, options.seed)?;
     let default_interval = spec.growth_interval(Defaults::Framework).unwrap_or(2000);
     let growth_interval = interval_of(&choice, default_interval);
     let init_scale = start(&timeline, &spec, growth_interval, rule, options)?;
@@ -338,6 +349,9 @@ pub fn recommend(run: &Run, options: &Options) -> Result<Recommendation, Recomme
             .map(|(scale, _)| pytorch_static(*scale)),
         best_static,
         best_static_headroom_log2,
+        bootstrap,
+        backtest: confidence::backtest(run, &spec, rule)?,
+        stress: confidence::stress(run, &spec, rule, growth_interval, default_interval)?,
         choice,
         settings,
         warnings,

@@ -41,10 +41,16 @@ pub enum Rule {
 pub struct Choice {
     /// All intervals that were replayed, ascending. The last stands for every larger one where it never grows.
     pub candidates: Vec<Candidate>,
+    /// Whether each is as good as the best.
+    pub good: Vec<bool>,
+    /// Index of the one that costs least, the smallest of equals.
+    pub best: usize,
     /// Index of the recommended one.
     pub recommended: usize,
     /// Index of the policy's default.
     pub default: usize,
+    /// The default itself; the candidate that stands for it may be smaller.
+    pub default_interval: u64,
     /// The stretch of as-good intervals around the recommended one.
     pub low: u64,
     /// Its upper end; `None` where no upper limit was seen.
@@ -167,33 +173,53 @@ pub fn choose(
     let any_fits = least <= limit;
     let limit = limit.max(least);
     let good: Vec<bool> = badness.iter().map(|&b| b <= limit).collect();
-    let distance = |c: &Candidate| (c.growth_interval as f64 / default as f64).log2().abs();
-    let recommended = if good[default_at] {
-        default_at
-    } else {
-        (0..candidates.len())
-            .filter(|&i| good[i])
-            .min_by(|&a, &b| distance(&candidates[a]).total_cmp(&distance(&candidates[b])))
-            .unwrap_or(default_at)
-    };
-    let first = (0..=recommended)
-        .rev()
-        .take_while(|&i| good[i])
-        .last()
-        .unwrap_or(recommended);
-    let last = (recommended..candidates.len())
-        .take_while(|&i| good[i])
-        .last()
-        .unwrap_or(recommended);
-    Ok(Choice {
-        recommended,
-        default: default_at,
-        low: candidates[first].growth_interval,
-        high: (last + 1 < candidates.len()).then(|| candidates[last].growth_interval),
-        default_is_fine: good[default_at] && any_fits,
-        any_fits,
+    let best = badness
+        .iter()
+        .position(|&b| b == least)
+        .unwrap_or(default_at);
+    let mut choice = Choice {
         candidates,
-    })
+        good,
+        best,
+        default: default_at,
+        default_interval: default,
+        recommended: default_at,
+        low: 1,
+        high: None,
+        default_is_fine: false,
+        any_fits,
+    };
+    choice.settle();
+    Ok(choice)
+}
+
+impl Choice {
+    /// Picks the as-good candidate nearest to the default, and the as-good stretch around it.
+    pub(super) fn settle(&mut self) {
+        let good = &self.good;
+        let distance = |&i: &usize| {
+            (self.candidates[i].growth_interval as f64 / self.default_interval as f64)
+                .log2()
+                .abs()
+        };
+        self.recommended = if good[self.default] {
+            self.default
+        } else {
+            (0..good.len())
+                .filter(|&i| good[i])
+                .min_by(|a, b| distance(a).total_cmp(&distance(b)))
+                .unwrap_or(self.default)
+        };
+        let at = self.recommended;
+        let first = (0..=at).rev().take_while(|&i| good[i]).last().unwrap_or(at);
+        let last = (at..good.len())
+            .take_while(|&i| good[i])
+            .last()
+            .unwrap_or(at);
+        self.low = self.candidates[first].growth_interval;
+        self.high = (last + 1 < good.len()).then(|| self.candidates[last].growth_interval);
+        self.default_is_fine = good[self.default] && self.any_fits;
+    }
 }
 
 /// The cost of every static power-of-two scale from 2^-24 to 2^60, ascending.

@@ -165,6 +165,7 @@ fn choosing(args: &ChoosingArgs) -> Result<Options, CliError> {
         },
         tolerance: values::share("--tolerance", &args.tolerance)?,
         skip_budget: values::share("--skip-budget", &args.skip_budget)?,
+        seed: args.seed,
         init_scale: args
             .init_scale
             .as_deref()
