@@ -25,7 +25,7 @@ import warnings
 import weakref
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 from .errors import MissingDependency, ModelError, ProbeError, RecorderClosed, ScalerConflict
 
@@ -62,6 +62,7 @@ class _Pending:
         self.bits: Dict[int, int] = {}
         # column, smallest and largest ordered bits, a norm that is NaN if any value is: scalars that wait on their device
         self.waiting: List[Tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        self.largest: Set[int] = set()  # columns whose amax is that of all calls
         self.rows: Dict[int, Tuple[torch.Tensor, int]] = {}
         # The first micro-batch's sketch is the one whose significands tell the precision: a sum has more bits.
         self.first: Dict[int, torch.Tensor] = {}
@@ -73,13 +74,16 @@ class _Pending:
         if column not in self.bits:
             self.order.append(column)
             self.bits[column] = 0
-        if tensor.device.type == "cpu":
+        if _reads_at_once(tensor):
             amax, bits = _cpu_amax(tensor)
             self.bits[column] |= bits
             if largest and column in self.amax:
                 amax = max(amax, self.amax[column])
             self.amax[column] = amax
-        elif tensor.numel() == 0:
+            return
+        if largest:
+            self.largest.add(column)
+        if tensor.numel() == 0:
             self.amax[column] = 0.0
         else:
             self.waiting.append((column, *_device_amax(tensor)))
@@ -91,6 +95,11 @@ class _Pending:
         if column in self.rows and column not in self.first:
             self.first[column] = self.rows[column][0]
         self.rows[column] = (row, element_count(tensor) - values.numel())
+
+
+def _reads_at_once(tensor: "torch.Tensor") -> bool:
+    """Whether looking at a value of this tensor waits for nothing; elsewhere results stay on the device until `step`."""
+    return tensor.device.type == "cpu"
 
 
 def _cpu_amax(tensor: "torch.Tensor") -> Tuple[float, int]:
@@ -459,7 +468,7 @@ class _Readback:
             return
         if not isinstance(value, torch.Tensor):
             into.append(float(value))
-        elif value.device.type == "cpu":
+        elif _reads_at_once(value):
             into.append(float(value.detach()))
         else:
             place = len(into)
@@ -492,6 +501,8 @@ def _read_amax(readback: _Readback, pending: _Pending) -> None:
             table = host.reshape(3, len(columns))
             for j, column in enumerate(columns):
                 amax, bits = _amax_of(int(table[0, j]), int(table[1, j]), bool(table[2, j]))
+                if column in pending.largest:
+                    amax = max(amax, pending.amax.get(column, 0.0))
                 pending.amax[column] = amax
                 pending.bits[column] |= bits
 

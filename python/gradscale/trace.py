@@ -138,7 +138,7 @@ class Chunk:
                     Sketch(
                         sum(four) + int(counts.sum()),
                         *four,
-                        0 if math.isnan(amax) else int(np.float32(amax).view(np.uint32)),
+                        int(np.float32(amax).view(np.uint32)) if len(counts) else 0,
                         int(a[prefix + "smallest_nonzero"][k, n]),
                         int(a[prefix + "significand_or"][k, n]),
                         int(a[prefix + "lowest_bit"][k, n]),
