@@ -71,12 +71,14 @@ class _Pending:
 
     def see(self, column: int, tensor: "torch.Tensor", largest: bool = False) -> None:
         """Takes in a gradient. ``largest``: amax is that of all calls, not of the last."""
-        if column not in self.bits:
+        bits_so_far = self.bits.get(column)
+        if bits_so_far is None:
             self.order.append(column)
-            self.bits[column] = 0
+            self.bits[column] = bits_so_far = 0
         if _reads_at_once(tensor):
             amax, bits = _cpu_amax(tensor)
-            self.bits[column] |= bits
+            if bits:
+                self.bits[column] = bits_so_far | bits
             if largest and column in self.amax:
                 amax = max(amax, self.amax[column])
             self.amax[column] = amax
@@ -107,9 +109,9 @@ def _cpu_amax(tensor: "torch.Tensor") -> Tuple[float, int]:
         tensor = dense_values(tensor)
     if tensor.numel() == 0:
         return 0.0, 0
-    low, high = torch.aminmax(tensor.detach())
+    low, high = torch.aminmax(tensor)
     amax = max(-low.item(), high.item())
-    if -_INF < amax < _INF:  # aminmax hands on any NaN in both
+    if amax < _INF:  # a NaN comes out of aminmax on both sides
         return amax + 0.0, 0
     values = dense_values(tensor)
     finite = values[torch.isfinite(values)]
@@ -247,10 +249,11 @@ class Recorder:
         pending = self._pending
         if not pending.captured:
             self._capture_scale(pending)
-        with torch.no_grad():
-            pending.see(column, gradient)
-            if pending.sketching:
-                pending.sketch(column, gradient)
+        if gradient.requires_grad:  # backward(create_graph=True); without it no graph is built here
+            gradient = gradient.detach()
+        pending.see(column, gradient)
+        if pending.sketching:
+            pending.sketch(column, gradient)
 
     def _on_activation(self, name: str, role: str, tensor: "torch.Tensor") -> None:
         key = (name, role)
@@ -263,11 +266,11 @@ class Recorder:
         gradient = role == "activation_gradient"
         if gradient and not pending.captured:
             self._capture_scale(pending)
-        with torch.no_grad():
-            pending.see(column, tensor, largest=True)
-            if pending.sketching and gradient:
-                columns[column].shape, columns[column].elements = list(tensor.shape), element_count(tensor)
-                pending.sketch(column, tensor)
+        tensor = tensor.detach()
+        pending.see(column, tensor, largest=True)
+        if pending.sketching and gradient:
+            columns[column].shape, columns[column].elements = list(tensor.shape), element_count(tensor)
+            pending.sketch(column, tensor)
 
     def _watch_modules(self, activations: Optional[Sequence[str]], forward: bool) -> None:
         globs = ["*"] if activations is None else list(activations)

@@ -57,10 +57,9 @@ _COUNT_SHIFT = 41
 _INFINITY = 0x7F800000
 _MAX_I32 = 0x7FFFFFFF
 
-# The flat row a device computes: the head below, then BIN_COUNT counts, then BIN_COUNT sums.
+# The flat row a device computes: the head below, then BIN_COUNT packed words (one block), or counts and sums apart.
 _ZEROS, _INF_POSITIVE, _INF_NEGATIVE, _NAN, _AMAX, _SMALLEST, _OR, _LOWEST = range(8)
 _HEAD = 8
-ROW_LENGTH = _HEAD + 2 * BIN_COUNT
 
 
 @dataclass(eq=False)
@@ -99,7 +98,11 @@ class Sketch:
         """Builds the sketch from what `device_row` computed, plus ``absent`` zeros that a sparse tensor leaves out."""
         table = row[_HEAD : _HEAD + BIN_COUNT]
         bins = np.flatnonzero(table)
-        counts = table[bins].astype(np.uint64)
+        words = table[bins].astype(np.uint64)
+        if len(row) == _HEAD + BIN_COUNT:
+            counts, sums = words >> np.uint64(_COUNT_SHIFT), words & np.uint64((1 << _COUNT_SHIFT) - 1)
+        else:
+            counts, sums = words, row[_HEAD + BIN_COUNT :][bins].astype(np.uint64)
         head = [int(v) for v in row[:_HEAD]]
         zeros = head[_ZEROS] + absent
         some = len(bins) > 0
@@ -115,7 +118,7 @@ class Sketch:
             lowest_bit=head[_LOWEST] if some else NO_LOWEST_BIT,
             bins=bins.astype(np.uint16),
             counts=counts,
-            sums=row[_HEAD + BIN_COUNT :][bins].astype(np.uint64),
+            sums=sums,
         )
 
     @property
@@ -238,24 +241,35 @@ def device_row(values: "torch.Tensor") -> "torch.Tensor":
     """The sketch of flat f32 ``values`` as one int64 row on their device (`Sketch.from_row` reads it). Waits for nothing."""
     import torch
 
+    blocks = [b for b in values.split(_BLOCK) if b.numel()]
+    if len(blocks) == 1:
+        return torch.cat(_sketch_block(blocks[0]))
     device = values.device
     head = torch.zeros(_HEAD, dtype=torch.int64, device=device)
     head[_SMALLEST] = _MAX_I32
     head[_LOWEST] = NO_LOWEST_BIT
     counts = torch.zeros(BIN_COUNT, dtype=torch.int64, device=device)
     sums = torch.zeros(BIN_COUNT, dtype=torch.int64, device=device)
-    for block in values.split(_BLOCK):
-        if block.numel():
-            head = _sketch_block(block, head, counts, sums)
+    for block in blocks:
+        one, packed = _sketch_block(block)
+        counts += packed >> _COUNT_SHIFT
+        sums += packed & ((1 << _COUNT_SHIFT) - 1)
+        head = torch.cat(
+            [
+                head[:_AMAX] + one[:_AMAX],
+                torch.maximum(head[_AMAX], one[_AMAX]).reshape(1),
+                torch.minimum(head[_SMALLEST], one[_SMALLEST]).reshape(1),
+                (head[_OR] | one[_OR]).reshape(1),
+                torch.minimum(head[_LOWEST], one[_LOWEST]).reshape(1),
+            ]
+        )
     return torch.cat([head, counts, sums])
 
 
-def _sketch_block(
-    block: "torch.Tensor", head: "torch.Tensor", counts: "torch.Tensor", sums: "torch.Tensor"
-) -> "torch.Tensor":
+def _sketch_block(block: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor]":
     import torch
 
-    table, edges = _lookup(block.device)
+    subs, edges = _lookup(block.device)
     raw = block.contiguous().view(torch.int32)
     bits = raw & _MAX_I32
     finite = bits < _INFINITY
@@ -269,41 +283,40 @@ def _sketch_block(
     field = torch.where(normal, bits, lifted) & 0x7FFFFF
     binade = torch.where(normal, (bits >> 23) + 22, (lifted >> 23) - 127)  # e + 149
 
-    sub = table[field >> 12]
+    sub = subs[field >> 12]
     sub = sub - ((field == 0) | (field == 0x680000)).to(torch.int32)
     offset = field - edges[sub]
     # What is not a finite nonzero value goes to one bin past the end, and is cut off.
     index = torch.where(valid, binade * SUB_COUNT + sub, BIN_COUNT).to(torch.int64)
     packed = offset.to(torch.int64) + (1 << _COUNT_SHIFT)
-    both = torch.zeros(BIN_COUNT + 1, dtype=torch.int64, device=block.device).scatter_add_(0, index, packed)
-    counts += both[:BIN_COUNT] >> _COUNT_SHIFT
-    sums += both[:BIN_COUNT] & ((1 << _COUNT_SHIFT) - 1)
+    table = torch.zeros(BIN_COUNT + 1, dtype=torch.int64, device=block.device).scatter_add_(0, index, packed)
 
     # The lowest set bit of the significand, hidden bit included, found by its exact conversion to f32.
     significand = field | 0x800000
     lowest = ((significand & -significand).to(torch.float32).view(torch.int32) >> 23) - 127
     lowest = binade + lowest - (149 + 23)
-    return torch.stack(
+    head = torch.stack(
         [
-            head[_ZEROS] + (bits == 0).sum(),
-            head[_INF_POSITIVE] + (infinite & (raw > 0)).sum(),
-            head[_INF_NEGATIVE] + (infinite & (raw < 0)).sum(),
-            head[_NAN] + (bits > _INFINITY).sum(),
-            torch.maximum(head[_AMAX], torch.where(finite, bits, 0).max().to(torch.int64)),
-            torch.minimum(head[_SMALLEST], torch.where(valid, bits, _MAX_I32).min().to(torch.int64)),
-            head[_OR] | _or_all(torch.where(valid, field, 0)).to(torch.int64),
-            torch.minimum(head[_LOWEST], torch.where(valid, lowest, NO_LOWEST_BIT).min().to(torch.int64)),
+            (bits == 0).sum(),
+            (infinite & (raw > 0)).sum(),
+            (infinite & (raw < 0)).sum(),
+            (bits > _INFINITY).sum(),
+            torch.where(finite, bits, 0).max().to(torch.int64),
+            torch.where(valid, bits, _MAX_I32).min().to(torch.int64),
+            _or_all(torch.where(valid, field, 0)).to(torch.int64),
+            torch.where(valid, lowest, NO_LOWEST_BIT).min().to(torch.int64),
         ]
     )
+    return head, table[:BIN_COUNT]
 
 
 def _or_all(values: "torch.Tensor") -> "torch.Tensor":
-    """OR of all elements by folding halves: torch has no such reduction."""
-    while values.numel() > 1:
-        half = (values.numel() + 1) // 2
-        folded = values[:half].clone()
-        folded[: values.numel() - half] |= values[half:]
-        values = folded
+    """OR of all elements by folding halves (torch has no such reduction); where they overlap, OR does not mind."""
+    count = values.numel()
+    while count > 1:
+        half = (count + 1) // 2
+        values = values[:half] | values[count - half :]
+        count = half
     return values[0]
 
 
