@@ -148,7 +148,7 @@ class Writer:
                 if sketches is not None:
                     part.rows.append(t)
                     part.sketches.append(sketches + [Sketch.empty()] * (count - len(sketches)))
-        arrays = {
+        arrays: "Dict[str, np.ndarray[Any, Any]]" = {
             "step": np.array([r.step for r in rows], np.int64),
             "loss_scale": np.array([r.loss_scale for r in rows], np.float64),
             "found_inf": np.array([r.found_inf for r in rows], np.uint8),

@@ -412,6 +412,8 @@ class Recorder:
             with ExitStack() as stack:
                 stack.enter_context(_restored(self._model, self._parameters))
                 stack.enter_context(_fp32(self._scalers))
+                if _is_ddp(self._model):  # reduces nothing, and leaves the buckets alone that .grad may be a view of
+                    stack.enter_context(self._model.no_sync())  # type: ignore[operator]
                 try:
                     with torch.enable_grad():
                         function()
@@ -557,7 +559,7 @@ def _inf_flags(scaler: Scaler) -> "List[torch.Tensor]":
 
 
 def _live_scalers() -> List[Scaler]:
-    kind = torch.amp.GradScaler
+    kind = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler  # before torch 2.3
     return [o for o in gc.get_objects() if issubclass(type(o), kind) and o._scale is not None]
 
 

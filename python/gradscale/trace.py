@@ -132,12 +132,17 @@ class Chunk:
             for n in range(count):
                 part = slice(int(indptr[k * count + n]), int(indptr[k * count + n + 1]))
                 counts = a[prefix + "counts"][part]
-                four = [int(a[prefix + key][k, n]) for key in ("zeros", "inf_positive", "inf_negative", "nan")]
+                zeros, positive, negative, nan = (
+                    int(a[prefix + key][k, n]) for key in ("zeros", "inf_positive", "inf_negative", "nan")
+                )
                 amax = a["probe_amax"][k, n] if prefix else a["amax"][row, n]
                 sketches.append(
                     Sketch(
-                        sum(four) + int(counts.sum()),
-                        *four,
+                        zeros + positive + negative + nan + int(counts.sum()),
+                        zeros,
+                        positive,
+                        negative,
+                        nan,
                         int(np.float32(amax).view(np.uint32)) if len(counts) else 0,
                         int(a[prefix + "smallest_nonzero"][k, n]),
                         int(a[prefix + "significand_or"][k, n]),

@@ -842,6 +842,46 @@ def test_killed_at_any_moment_it_leaves_readable_chunks(tmp_path):
     assert any(len(chunk_paths(tmp_path / str(i))) > 2 for i in range(4))
 
 
+# ---- ranks
+
+
+def rank_main(rank, world_size, store, trace):
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", f"file://{store}", rank=rank, world_size=world_size)
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(tiny(), gradient_as_bucket_view=True)
+    with Recorder(model, trace, every=1) as recorder:
+        for step in range(2):
+            model.zero_grad()
+            loss = model(torch.full((1, 4), rank + 1.0)).sum()
+            loss.backward()
+            before = [p.grad.clone() for p in model.parameters()]
+            recorder.probe(lambda: model(torch.full((1, 4), rank + 1.0)).sum().backward())
+            assert all(torch.equal(p.grad, b) for p, b in zip(model.parameters(), before))
+            recorder.step(loss=loss)
+    torch.distributed.destroy_process_group()
+
+
+def test_each_rank_of_ddp_writes_its_own_gradients_before_they_are_reduced(tmp_path):
+    import torch.multiprocessing as mp
+
+    trace = tmp_path / "trace"
+    mp.spawn(rank_main, (2, str(tmp_path / "store"), str(trace)), nprocs=2)
+    ranks = [read_trace(trace, rank) for rank in (0, 1)]
+    assert ranks[0][0].metadata["run_id"] == ranks[1][0].metadata["run_id"]
+    assert [(c[0].metadata["rank"], c[0].metadata["world_size"]) for c in ranks] == [(0, 2), (1, 2)]
+    assert ranks[0][0].names == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert all(t["reduction"] == "unreduced" for t in ranks[1][0].metadata["tensors"])
+    torch.manual_seed(0)
+    model = tiny()
+    for rank, chunks in enumerate(ranks):
+        model.zero_grad()
+        model(torch.full((1, 4), rank + 1.0)).sum().backward()
+        expected = [reference_sketch(codes_of(p.grad)) for p in model.parameters()]
+        assert chunks[0].sketches().sketches[0] == expected
+        assert chunks[1].sketches("probe_").sketches[0] == expected
+
+
 # ---- what cannot be recorded
 
 
