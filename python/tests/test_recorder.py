@@ -129,6 +129,8 @@ def test_safetensors_itself_reads_a_chunk(tmp_path):
     [
         ([1.0, -3.0], 3.0, 0, 0),
         ([0.0, -0.0], 0.0, 0, 0),
+        ([0.0, 0.0], 0.0, 0, 0),
+        ([-0.0, -0.0], 0.0, 0, 0),
         ([INF, -3.0], 3.0, 1, 1),
         ([-INF, 2.0], 2.0, 1, 1),
         ([NAN, 2.0], 2.0, 2, 1),
@@ -161,11 +163,13 @@ def test_accumulation_keeps_the_last_sum_and_ors_the_bits(tmp_path, path):
         model.zero_grad()
         (model.w * torch.tensor([INF, 1.0])).sum().backward()
         model.w.grad = None
+        (model.w * torch.tensor([1.0, NAN])).sum().backward()
+        model.w.grad = None
         (model.w * torch.tensor([1.0, 7.0])).sum().backward()
         recorder.step()
     chunks = read_trace(tmp_path)
     assert column(chunks, "amax")[:, 0].tolist() == [2.0, 7.0]
-    assert column(chunks, "nonfinite")[:, 0].tolist() == [0, 1]
+    assert column(chunks, "nonfinite")[:, 0].tolist() == [0, 3]
     assert chunks[0].sketches().sketches[0][0] == reference_sketch(codes_of(torch.tensor([1.0, 2.0])))
 
 
@@ -856,7 +860,7 @@ def rank_main(rank, world_size, store, trace):
             loss = model(torch.full((1, 4), rank + 1.0)).sum()
             loss.backward()
             before = [p.grad.clone() for p in model.parameters()]
-            recorder.probe(lambda: model(torch.full((1, 4), rank + 1.0)).sum().backward())
+            recorder.probe(lambda: model(torch.full((1, 4), rank + 3.0)).sum().backward())
             assert all(torch.equal(p.grad, b) for p, b in zip(model.parameters(), before))
             recorder.step(loss=loss)
     torch.distributed.destroy_process_group()
@@ -875,11 +879,11 @@ def test_each_rank_of_ddp_writes_its_own_gradients_before_they_are_reduced(tmp_p
     torch.manual_seed(0)
     model = tiny()
     for rank, chunks in enumerate(ranks):
-        model.zero_grad()
-        model(torch.full((1, 4), rank + 1.0)).sum().backward()
-        expected = [reference_sketch(codes_of(p.grad)) for p in model.parameters()]
-        assert chunks[0].sketches().sketches[0] == expected
-        assert chunks[1].sketches("probe_").sketches[0] == expected
+        for kind, x in (("", rank + 1.0), ("probe_", rank + 3.0)):
+            model.zero_grad()
+            model(torch.full((1, 4), x)).sum().backward()
+            expected = [reference_sketch(codes_of(p.grad)) for p in model.parameters()]
+            assert chunks[0].sketches(kind).sketches[0] == chunks[1].sketches(kind).sketches[0] == expected
 
 
 # ---- what cannot be recorded

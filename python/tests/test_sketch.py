@@ -7,7 +7,7 @@ from reference import codes_of, reference_sketch
 
 import gradscale.sketch as module
 from gradscale.errors import SketchError
-from gradscale.sketch import BIN_COUNT, STARTS, Sketch, sketch
+from gradscale.sketch import BIN_COUNT, STARTS, Sketch, produced_in, sketch
 
 
 def from_codes(codes):
@@ -159,3 +159,23 @@ def test_nonfinite_bits_tell_inf_nan_and_nothing_finite_apart():
 def test_amax_is_the_largest_finite():
     assert sketch(torch.tensor([float("inf"), -3.0, float("nan")])).amax == 3.0
     assert sketch(torch.tensor([float("inf")])).amax == 0.0
+
+
+@pytest.mark.parametrize(
+    "significand_or, exponents_fit, count, expected",
+    [
+        (0x7FE000, True, 1, "fp16"),  # 11 bits
+        (0x002000, True, 1, "fp16"),
+        (0x001000, True, 10**6, "fp32"),  # 12 bits
+        (0x000001, True, 1, "fp32"),
+        (0x7FE000, False, 10**6, None),
+        (0x7F0000, True, 1000, "bf16"),  # 8 bits
+        (0x7F0000, False, 1000, "bf16"),
+        (0x7F0000, True, 999, None),
+        (0x008000, True, 1000, "fp16"),  # 9 bits
+        (0, True, 1000, "bf16"),
+        (0, True, 0, None),
+    ],
+)
+def test_the_capture_rule(significand_or, exponents_fit, count, expected):
+    assert produced_in(significand_or, exponents_fit, count) == expected
