@@ -21,8 +21,9 @@ from torch.nn import functional as F
 
 import gradscale
 from gradscale import Recorder
+from gradscale._writer import Column
 from gradscale.errors import ModelError, ProbeError, RecorderClosed, ScalerConflict, TraceExists
-from gradscale.sketch import Sketch
+from gradscale.sketch import Sketch, sketch
 from gradscale.trace import chunk_paths, column, read_chunk, read_trace
 
 INF, NAN = float("inf"), float("nan")
@@ -242,12 +243,14 @@ def test_a_step_without_backward_is_a_row_without_gradients(tmp_path):
     assert np.isnan(read_trace(tmp_path)[0]["amax"]).all()
 
 
-def test_create_graph_leaves_nothing_behind(tmp_path, path):
+def test_create_graph_is_not_made_larger_by_recording(tmp_path, path):
     model = Holder(w=2)
     with Recorder(model, tmp_path) as recorder:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             (model.w**3).sum().backward(create_graph=True)
+        assert model.w.grad.requires_grad
+        assert not any(t.requires_grad for entry in recorder._pending.waiting for t in entry[1:])
         recorder.step()
         model.w.grad = None
     assert read_trace(tmp_path)[0]["amax"][0, 0] == 3.0
@@ -486,6 +489,17 @@ def test_few_fp16_values_decide_nothing(tmp_path):
         plant(model, (torch.rand(999) + 1).half().float())
         recorder.step()
     assert read_trace(tmp_path / "b")[0].metadata["tensors"][0]["produced_in"] is None
+
+
+def test_exponents_that_did_not_fit_once_are_not_forgotten():
+    wide = sketch(torch.cat([torch.full((1000,), 1 + 2.0**-10), torch.tensor([2.0**60])]))
+    narrow = sketch(torch.full((1000,), 1 + 2.0**-10))
+    column = Column("w", [1000], 1000)
+    column.learn(narrow)
+    assert column.produced_in == "fp16"
+    column.learn(wide)
+    column.learn(narrow)
+    assert column.produced_in is None
 
 
 # ---- it changes nothing
@@ -804,6 +818,7 @@ SCRIPT = """
 import sys, torch
 sys.path.insert(0, {package!r})
 from gradscale import Recorder
+from gradscale._writer import Column
 torch.set_num_threads(1)
 model = torch.nn.Linear(64, 64)
 recorder = Recorder(model, {trace!r}, every=2, chunk_steps=2)
