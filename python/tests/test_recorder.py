@@ -502,6 +502,13 @@ def test_exponents_that_did_not_fit_once_are_not_forgotten():
     assert column.produced_in is None
 
 
+def test_a_longer_significand_that_was_seen_once_is_not_forgotten():
+    column = Column("w", [1000], 1000)
+    column.learn(sketch(torch.full((1000,), 1 + 2.0**-20)))
+    column.learn(sketch(torch.full((1000,), 1 + 2.0**-10)))
+    assert column.produced_in == "fp32"
+
+
 # ---- it changes nothing
 
 

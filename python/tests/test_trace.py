@@ -78,6 +78,13 @@ def test_a_file_cut_anywhere_is_a_trace_error(tmp_path):
             read_chunk(path)
 
 
+def test_a_header_longer_than_the_file_is_said_to_be(tmp_path):
+    path = tmp_path / chunk_name(0, 0)
+    path.write_bytes(struct.pack("<Q", 1 << 62) + b"{}")
+    with pytest.raises(TraceError, match=f"found a header of {1 << 62} bytes in a file of 10, expected a header inside the file"):
+        read_chunk(path)
+
+
 def test_any_byte_flipped_in_the_header_is_no_other_exception(tmp_path):
     path = write_chunk(tmp_path, metadata(), arrays())
     data = path.read_bytes()
