@@ -101,7 +101,7 @@ class _Pending:
 
 def _reads_at_once(tensor: "torch.Tensor") -> bool:
     """Whether looking at a value of this tensor waits for nothing; elsewhere results stay on the device until `step`."""
-    return tensor.device.type == "cpu"
+    return tensor.is_cpu
 
 
 def _cpu_amax(tensor: "torch.Tensor") -> Tuple[float, int]:

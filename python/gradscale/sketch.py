@@ -311,7 +311,14 @@ def _sketch_block(block: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor]":
 
 
 def _or_all(values: "torch.Tensor") -> "torch.Tensor":
-    """OR of all elements by folding halves (torch has no such reduction); where they overlap, OR does not mind."""
+    """OR of all elements. torch has no such reduction; numpy has, for what lies in host memory."""
+    if values.device.type == "cpu":
+        return values.new_tensor(int(np.bitwise_or.reduce(values.numpy())))
+    return _or_by_folding(values)
+
+
+def _or_by_folding(values: "torch.Tensor") -> "torch.Tensor":
+    """OR of all elements by folding halves; where they overlap, OR does not mind."""
     count = values.numel()
     while count > 1:
         half = (count + 1) // 2

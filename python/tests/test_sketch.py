@@ -94,6 +94,16 @@ def test_blocks_do_not_change_a_bit(monkeypatch):
         assert sketch(from_codes(part)) == (whole if block > 1 else reference_sketch(part))
 
 
+def test_both_ways_to_or_agree():
+    for n in (1, 2, 3, 5, 64, 1000, 1023):
+        x = torch.randint(0, 1 << 23, (n,), dtype=torch.int32) & torch.randint(0, 1 << 23, (n,), dtype=torch.int32)
+        assert module._or_by_folding(x) == module._or_all(x) == int(np.bitwise_or.reduce(x.numpy()))
+        alone = torch.zeros(n, dtype=torch.int32)
+        for i in range(n):
+            alone[i] = 1 << (i % 23)
+            assert module._or_by_folding(alone) == (1 << min(i + 1, 23)) - 1
+
+
 def test_a_full_block_of_one_value_does_not_carry():
     # The largest offset a sub-bin holds, in every element of the largest block there is.
     n = module._BLOCK + 3
