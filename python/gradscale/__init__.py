@@ -1,0 +1,32 @@
+"""Record the gradients of a training run, to find out what FP16 loss scaling would do to them.
+
+Three lines record a run::
+
+    recorder = gradscale.Recorder(model, "trace/")
+    ...
+    recorder.step(scaler, loss=loss)      # once an optimizer step, anywhere between backward and zero_grad
+
+The ``gradscale`` program reads the directory (``gradscale report trace/``). This package only writes it (and reads it
+back as numpy arrays, see :mod:`gradscale.trace`); it needs no Rust. torch is imported when the first thing that needs
+it is used, so ``import gradscale`` works without it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .errors import GradscaleError
+
+if TYPE_CHECKING:
+    from .recorder import Recorder as Recorder
+
+__version__ = "0.1.0"
+__all__ = ["GradscaleError", "Recorder", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Recorder":
+        from .recorder import Recorder
+
+        return Recorder
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,68 @@
+"""What can go wrong, as exceptions that carry facts.
+
+Every message has one shape: what was being done: found X, expected Y; how to fix it.
+"""
+
+from __future__ import annotations
+
+from typing import Optional
+
+__all__ = [
+    "GradscaleError",
+    "MissingDependency",
+    "ModelError",
+    "ProbeError",
+    "RecorderClosed",
+    "ScalerConflict",
+    "SketchError",
+    "TraceError",
+    "TraceExists",
+]
+
+
+class GradscaleError(Exception):
+    """The base of every error of this package.
+
+    ``doing``, ``found``, ``expected`` and ``fix`` are kept as attributes, so a caller can act on them
+    without reading the sentence.
+    """
+
+    def __init__(self, doing: str, found: str, expected: str, fix: Optional[str] = None) -> None:
+        self.doing = doing
+        self.found = found
+        self.expected = expected
+        self.fix = fix
+        sentence = f"{doing}: found {found}, expected {expected}"
+        super().__init__(sentence if fix is None else f"{sentence}; {fix}")
+
+
+class MissingDependency(GradscaleError, ImportError):
+    """A package this function needs is not installed."""
+
+
+class ModelError(GradscaleError, ValueError):
+    """The model cannot be recorded as it is."""
+
+
+class ProbeError(GradscaleError, ValueError):
+    """A probe cannot be run on this model."""
+
+
+class RecorderClosed(GradscaleError, RuntimeError):
+    """A recorder was used after ``close()``."""
+
+
+class ScalerConflict(GradscaleError, ValueError):
+    """Several loss scalers with different scales: one step has one loss_scale."""
+
+
+class SketchError(GradscaleError, ValueError):
+    """A sketch was asked of something that is no real floating-point tensor, or a merge does not fit."""
+
+
+class TraceError(GradscaleError, ValueError):
+    """A trace chunk is torn, foreign or inconsistent."""
+
+
+class TraceExists(GradscaleError, FileExistsError):
+    """The directory already holds the chunks of another run."""
