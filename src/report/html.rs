@@ -119,9 +119,7 @@ fn section(html: &mut String, run: &RunReport, figures: &[(&'static str, Figure)
         let lost = cost.lost_update.map_or(String::new(), |lost| {
             format!("{} of the updates lost, ", percent(answer.measure.of(lost)))
         });
-        let margin = answer.best_static_headroom_log2.map_or(String::new(), |b| {
-            format!(", {b:.1} binades to the first overflow")
-        });
+        let margin = table::margin(answer);
         let _ = writeln!(
             html,
             "<dt>Best static scale</dt><dd>{} ({lost}{} steps skipped{margin})</dd>",

@@ -245,6 +245,15 @@ pub fn losses(answer: &Recommendation) -> String {
     }
 }
 
+/// The best static scale's distance to the first overflow, as the end of a list.
+pub fn margin(answer: &Recommendation) -> String {
+    match answer.best_static_headroom_log2 {
+        Some(binades) if binades > 0.0 => format!(", {binades:.1} binades below the first overflow"),
+        Some(binades) => format!(", and its largest gradient overflows by {:.1} binades", -binades),
+        None => String::new(),
+    }
+}
+
 /// How sure the answer is, a sentence each.
 pub fn sureness(answer: &Recommendation) -> Vec<String> {
     let mut lines = Vec::new();
@@ -306,11 +315,7 @@ pub fn recommendation(answer: &Recommendation, label: &str) -> String {
                 percent(answer.measure.of(lost))
             )),
             cost.skipped,
-            answer
-                .best_static_headroom_log2
-                .map_or(String::new(), |binades| format!(
-                    ", {binades:.1} binades to the first overflow"
-                )),
+            margin(answer),
         ));
     }
     out.push('\n');
