@@ -39,41 +39,41 @@ pub fn scale(flag: &str, text: &str) -> Result<f64, CliError> {
 
 /// `1,1024,65536` or `2^0..2^24`, or both mixed: f32 scales in the order given.
 pub fn scales(flag: &str, text: &str) -> Result<Vec<f32>, CliError> {
+    let range = "low..high such as 2^0..2^24";
+    // An error in a part quotes the whole text, and names the part.
+    let one = |part: &str| {
+        scale(flag, part).map_err(|error| match error {
+            CliError::Value {
+                found, expected, ..
+            } => bad(flag, text, found, &expected),
+            other => other,
+        })
+    };
     let mut scales = Vec::new();
     for part in text.split(',') {
         match part.split_once("..") {
             Some((low, high)) => {
                 let power = |end: &str| {
-                    let value = scale(flag, end)?;
-                    crate::float::exact_log2(value).ok_or_else(|| {
+                    crate::float::exact_log2(one(end)?).ok_or_else(|| {
                         bad(
                             flag,
                             text,
                             format!("{end}, which is no power of two"),
-                            "low..high such as 2^0..2^24",
+                            range,
                         )
                     })
                 };
-                // 2^0..0 is a slip: its end is a scale of 0.
-                let low = power(low)?;
-                let high = power(high.trim_start_matches('=')).map_err(|error| {
-                    if high.trim() == "0" {
-                        bad(flag, text, "an empty range", "low..high such as 2^0..2^24")
-                    } else {
-                        error
-                    }
-                })?;
+                // 2^0..0 is a slip of the pen: its end is a scale of 0.
+                if high.trim() == "0" {
+                    return Err(bad(flag, text, "an empty range", range));
+                }
+                let (low, high) = (power(low)?, power(high)?);
                 if low > high {
-                    return Err(bad(
-                        flag,
-                        text,
-                        "an empty range",
-                        "low..high such as 2^0..2^24",
-                    ));
+                    return Err(bad(flag, text, "an empty range", range));
                 }
                 scales.extend((low..=high).map(crate::float::exp2));
             }
-            None => scales.push(scale(flag, part)?),
+            None => scales.push(one(part)?),
         }
         if scales.len() > MOST_SCALES {
             return Err(bad(

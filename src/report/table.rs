@@ -248,8 +248,13 @@ pub fn losses(answer: &Recommendation) -> String {
 /// The best static scale's distance to the first overflow, as the end of a list.
 pub fn margin(answer: &Recommendation) -> String {
     match answer.best_static_headroom_log2 {
-        Some(binades) if binades > 0.0 => format!(", {binades:.1} binades below the first overflow"),
-        Some(binades) => format!(", and its largest gradient overflows by {:.1} binades", -binades),
+        Some(binades) if binades > 0.0 => {
+            format!(", {binades:.1} binades below the first overflow")
+        }
+        Some(binades) => format!(
+            ", and its largest gradient overflows by {:.1} binades",
+            -binades
+        ),
         None => String::new(),
     }
 }

@@ -126,7 +126,11 @@ pub(super) fn resample(
     }
     let chosen = near_the_least(choice, rule);
     let resamplings = (RESAMPLINGS * FULL_LENGTH / steps.max(FULL_LENGTH)).max(FEWEST_RESAMPLINGS);
-    let intervals: Vec<u64> = choice.candidates.iter().map(|c| c.growth_interval).collect();
+    let intervals: Vec<u64> = choice
+        .candidates
+        .iter()
+        .map(|c| c.growth_interval)
+        .collect();
     let interval = |i: usize| intervals[i];
     // The longest dependence among the three that matter decides for all, because they share their blocks.
     let mut length: f64 = 1.0;
@@ -183,9 +187,15 @@ pub(super) fn resample(
     let effective_steps = steps as f64 / length;
     let late = |i: usize| -> Result<f64, PolicyError> {
         // Skips depend on each other in their own way, not as the flushed shares do.
-        let skips = step_costs(timeline, spec, interval(i), Rule::SkipBudget { budget: 0.0 })?;
+        let skips = step_costs(
+            timeline,
+            spec,
+            interval(i),
+            Rule::SkipBudget { budget: 0.0 },
+        )?;
         let independent = steps as f64 / block_length(&skips);
-        let events = choice.candidates[i].cost.skipped_by_interval() as f64 * independent / steps as f64;
+        let events =
+            choice.candidates[i].cost.skipped_by_interval() as f64 * independent / steps as f64;
         Ok(rate_at_most(events.ceil(), independent))
     };
     let skip_rate_at_most = (late(choice.recommended)?, late(choice.default)?);
