@@ -201,7 +201,9 @@ impl Draw for Trajectory {
             .chain([self.steps.1 + 1]);
         for ((step, least, largest), end) in self.amax.iter().zip(ends) {
             if *largest > 0.0 {
-                let (bottom, top) = (log2(*least), log2(*largest).max(log2(*least) + 0.1));
+                // A lone value is a box of a visible height, from it downwards.
+                let top = log2(*largest);
+                let bottom = log2(*least).min(top - (high - low) / 80.0);
                 canvas.fill(
                     (*step as f64, bottom),
                     (end as f64, top),

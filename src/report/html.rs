@@ -141,8 +141,9 @@ fn section(html: &mut String, run: &RunReport, figures: &[(&'static str, Figure)
             .unwrap_or(f64::NAN);
         let _ = writeln!(
             html,
-            "<dt>Really run in FP16</dt><dd>{skipped} steps skipped, last step at scale {}; the replay says {} skipped, scale {} after the last step</dd>",
+            "<dt>Really run in FP16</dt><dd>{skipped} steps skipped, last step at scale {}; the replay of <code>{}</code> says {} skipped, scale {} after the last step</dd>",
             text::scale(last),
+            escape(&run.simulated[0].0),
             predicted.skipped,
             text::scale(predicted.last_scale)
         );

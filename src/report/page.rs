@@ -134,6 +134,14 @@ impl RunReport {
             trace,
             warnings,
         } = named;
+        // A record that carries its own scales is what really happened.
+        let real = real.or_else(|| {
+            trace
+                .steps
+                .iter()
+                .any(|s| s.loss_scale.is_some())
+                .then(|| steps_of(&trace))
+        });
         let mut run = Run::new(&trace, run_options);
         run.warnings.splice(0..0, warnings);
         let subject = Subject {
@@ -324,6 +332,15 @@ impl RunReport {
             line.push_str(&format!("; recorded on {}", word("device")));
         }
         line
+    }
+}
+
+/// The steps of a trace alone.
+fn steps_of(trace: &Trace) -> Trace {
+    Trace {
+        run_id: trace.run_id.clone(),
+        steps: trace.steps.clone(),
+        ..Trace::default()
     }
 }
 
