@@ -51,8 +51,14 @@ fn policy() -> impl Strategy<Value = String> {
         (interval.clone(), 1i64..4).prop_map(|(n, h)| format!("megatron:growth_interval={n},hysteresis={h}")),
         (interval.clone(), 0u32..3).prop_map(|(n, t)| format!("fairseq:scale_window={n},tolerance={}", f64::from(t) / 10.0)),
         (8i32..24, any::<bool>()).prop_map(|(s, skip)| format!("static:scale=2^{s},skip_on_overflow={skip}")),
-        interval.clone().prop_map(|n| format!("flax:growth_interval={n}")),
-        interval.prop_map(|n| format!("paddle:growth_interval={n}")),
+        // Every other policy that has an interval, at its own defaults beside it.
+        (interval, prop::sample::select(gradscale::scaling::policy::policies().to_vec())).prop_map(|(n, info)| {
+            let spec = PolicySpec::named(info.name).unwrap();
+            match spec.has("growth_interval") && spec.with("growth_interval", n as i64).is_ok() {
+                true => format!("{}:growth_interval={n}", info.name),
+                false => info.name.to_owned(),
+            }
+        }),
     ]
 }
 

@@ -99,6 +99,18 @@ impl Policy for ApexAmp {
         Ok(Update::of(observed, before, self.scale))
     }
 
+    fn quiet_steps(&self) -> u64 {
+        match (self.scale == 0.0, self.dynamic) {
+            (true, _) => 0,
+            (false, true) => super::quiet::counts_to(self.unskipped, self.scale_window),
+            (false, false) => u64::MAX,
+        }
+    }
+
+    fn pass_quietly(&mut self, steps: u64) {
+        self.unskipped += steps as i64;
+    }
+
     fn save(&self) -> State {
         state([
             ("loss_scale", number(self.scale)),

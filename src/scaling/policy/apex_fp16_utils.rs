@@ -93,6 +93,19 @@ impl Policy for ModuloScaler {
         Ok(Update::of(observed, before, self.cur_scale))
     }
 
+    fn quiet_steps(&self) -> u64 {
+        super::quiet::to_multiple(self.cur_iter - self.last_overflow_iter, self.scale_window)
+    }
+
+    fn pass_quietly(&mut self, steps: u64) {
+        self.cur_iter += steps as i64;
+    }
+
+    fn fingerprint(&self) -> [u64; 2] {
+        let since = (self.cur_iter - self.last_overflow_iter).rem_euclid(self.scale_window);
+        [self.cur_scale.to_bits(), since as u64]
+    }
+
     fn save(&self) -> State {
         state([
             ("cur_scale", number(self.cur_scale)),

@@ -87,6 +87,17 @@ impl Policy for Hysteresis {
         Ok(Update::of(observed, before, self.scale))
     }
 
+    fn quiet_steps(&self) -> u64 {
+        super::quiet::counts_to(self.growth_tracker, self.growth_interval)
+    }
+
+    fn pass_quietly(&mut self, steps: u64) {
+        self.growth_tracker += steps as i64;
+        if steps > 0 {
+            self.hysteresis_tracker = self.hysteresis;
+        }
+    }
+
     fn save(&self) -> State {
         state([
             ("scale", number(self.scale.into())),

@@ -106,6 +106,14 @@ impl Policy for Colossal {
         Ok(Update::of(observed, before, self.scale))
     }
 
+    fn quiet_steps(&self) -> u64 {
+        super::quiet::counts_to(self.growth_step, self.growth_interval)
+    }
+
+    fn pass_quietly(&mut self, steps: u64) {
+        self.growth_step += steps as i64;
+    }
+
     fn save(&self) -> State {
         state([
             ("scale", number(self.scale.into())),

@@ -110,6 +110,29 @@ impl Policy for Fp16Optimizer {
         Ok(Update::of(observed, before, self.cur_scale))
     }
 
+    fn quiet_steps(&self) -> u64 {
+        let since = self.cur_iter - self.last_overflow_iter;
+        match since {
+            1 => self.scale_window as u64,
+            _ => super::quiet::to_multiple(since - 1, self.scale_window),
+        }
+    }
+
+    fn pass_quietly(&mut self, steps: u64) {
+        self.cur_iter += steps as i64;
+    }
+
+    fn fingerprint(&self) -> [u64; 2] {
+        // The first step after an overflow differs from those a whole window later.
+        let since = self.cur_iter - self.last_overflow_iter;
+        let place = if since <= self.scale_window {
+            since
+        } else {
+            self.scale_window + 1 + (since - 1) % self.scale_window
+        };
+        [self.cur_scale.to_bits(), place as u64]
+    }
+
     fn save(&self) -> State {
         state([
             ("cur_scale", number(self.cur_scale)),

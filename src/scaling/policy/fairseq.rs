@@ -117,10 +117,7 @@ impl Policy for Fairseq {
     }
 
     fn quiet_steps(&self) -> u64 {
-        match (self.iter - self.last_overflow_iter).rem_euclid(self.scale_window) {
-            0 => 0,
-            into => (self.scale_window - into) as u64,
-        }
+        super::quiet::to_multiple(self.iter - self.last_overflow_iter, self.scale_window)
     }
 
     fn pass_quietly(&mut self, steps: u64) {

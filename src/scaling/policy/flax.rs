@@ -82,6 +82,15 @@ impl Policy for Flax {
         Ok(Update::of(observed, before, self.scale))
     }
 
+    fn quiet_steps(&self) -> u64 {
+        // Growth comes in the step after the interval is full.
+        super::quiet::counts_to(self.fin_steps, self.growth_interval.saturating_add(1))
+    }
+
+    fn pass_quietly(&mut self, steps: u64) {
+        self.fin_steps += steps as i64;
+    }
+
     fn save(&self) -> State {
         state([
             ("scale", number(self.scale.into())),

@@ -118,6 +118,14 @@ impl Policy for Jmp {
         Ok(Update::of(observed, before, self.loss_scale))
     }
 
+    fn quiet_steps(&self) -> u64 {
+        super::quiet::counts_to(self.counter, self.period)
+    }
+
+    fn pass_quietly(&mut self, steps: u64) {
+        self.counter += steps as i64;
+    }
+
     fn save(&self) -> State {
         state([
             ("loss_scale", number(self.loss_scale.into())),

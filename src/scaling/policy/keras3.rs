@@ -135,6 +135,14 @@ impl Policy for Keras3 {
         Ok(Update::of(observed, before, self.scale))
     }
 
+    fn quiet_steps(&self) -> u64 {
+        super::quiet::counts_to(self.step_counter, self.dynamic_growth_steps)
+    }
+
+    fn pass_quietly(&mut self, steps: u64) {
+        self.step_counter += steps as i64;
+    }
+
     fn save(&self) -> State {
         state([
             ("dynamic_scale", number(self.scale.into())),

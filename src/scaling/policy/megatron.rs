@@ -99,11 +99,7 @@ impl Policy for Megatron {
     }
 
     fn quiet_steps(&self) -> u64 {
-        let left = self
-            .growth_interval
-            .saturating_sub(1)
-            .saturating_sub(self.growth_tracker);
-        u64::try_from(left).unwrap_or(i64::MAX as u64)
+        super::quiet::counts_to(self.growth_tracker, self.growth_interval)
     }
 
     fn pass_quietly(&mut self, steps: u64) {

@@ -102,6 +102,21 @@ impl Policy for Metaseq {
         Ok(Update::of(observed, before, self.loss_scale))
     }
 
+    fn quiet_steps(&self) -> u64 {
+        // A fractional window is met where the floating-point remainder happens to be zero: step by step.
+        if self.scale_window.fract() != 0.0 || self.scale_window > 9e15 {
+            return 0;
+        }
+        super::quiet::to_multiple(
+            self.iter - self.last_overflow_iter,
+            self.scale_window as i64,
+        )
+    }
+
+    fn pass_quietly(&mut self, steps: u64) {
+        self.iter += steps as i64;
+    }
+
     fn save(&self) -> State {
         state([("loss_scale", number(self.loss_scale))])
     }

@@ -76,6 +76,22 @@ impl Policy for UpdateCell {
         Ok(Update::of(observed, before, self.loss_scale))
     }
 
+    fn quiet_steps(&self) -> u64 {
+        let left = self.scale_window - (self.cur_iter - self.last_overflow_iter);
+        u64::try_from(left).unwrap_or(0)
+    }
+
+    fn pass_quietly(&mut self, steps: u64) {
+        self.cur_iter += steps as i64;
+    }
+
+    fn fingerprint(&self) -> [u64; 2] {
+        [
+            self.loss_scale.to_bits().into(),
+            (self.cur_iter - self.last_overflow_iter) as u64,
+        ]
+    }
+
     fn save(&self) -> State {
         state([
             ("loss_scale", number(self.loss_scale.into())),

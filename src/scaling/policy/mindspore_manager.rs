@@ -92,6 +92,25 @@ impl Policy for Manager {
         Ok(Update::of(observed, before, self.loss_scale))
     }
 
+    fn quiet_steps(&self) -> u64 {
+        super::quiet::to_multiple(self.cur_iter - self.last_overflow_iter, self.scale_window)
+    }
+
+    fn pass_quietly(&mut self, steps: u64) {
+        if steps > 0 {
+            self.cur_iter += steps as i64;
+            self.bad_step = 0;
+        }
+    }
+
+    fn fingerprint(&self) -> [u64; 2] {
+        let since = (self.cur_iter - self.last_overflow_iter).rem_euclid(self.scale_window);
+        [
+            self.loss_scale.to_bits(),
+            (since as u64) << 16 | self.bad_step as u64,
+        ]
+    }
+
     fn save(&self) -> State {
         state([
             ("loss_scale", number(self.loss_scale)),

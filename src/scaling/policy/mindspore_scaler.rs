@@ -70,6 +70,14 @@ impl Policy for DynamicLossScaler {
         Ok(Update::of(observed, before, self.scale_value))
     }
 
+    fn quiet_steps(&self) -> u64 {
+        super::quiet::counts_to(self.counter, self.scale_window)
+    }
+
+    fn pass_quietly(&mut self, steps: u64) {
+        self.counter += steps as i64;
+    }
+
     fn save(&self) -> State {
         state([
             ("scale_value", number(self.scale_value.into())),

@@ -20,6 +20,7 @@
 
 use serde_json::{Map, Value as Json};
 
+mod quiet;
 mod registry;
 mod spec;
 mod state;

@@ -82,6 +82,23 @@ impl Policy for Backoff {
         Ok(Update::of(observed, before, self.scale))
     }
 
+    fn quiet_steps(&self) -> u64 {
+        // The iteration is counted before it is compared.
+        super::quiet::to_multiple(
+            self.iteration + 1 - self.last_overflow_iteration,
+            self.step_window,
+        )
+    }
+
+    fn pass_quietly(&mut self, steps: u64) {
+        self.iteration += steps as i64;
+    }
+
+    fn fingerprint(&self) -> [u64; 2] {
+        let since = (self.iteration - self.last_overflow_iteration).rem_euclid(self.step_window);
+        [self.scale.to_bits().into(), since as u64]
+    }
+
     fn save(&self) -> State {
         self.counters()
     }

@@ -97,6 +97,20 @@ impl Policy for Paddle {
         Ok(Update::of(observed, before, self.scale))
     }
 
+    fn quiet_steps(&self) -> u64 {
+        match self.dynamic {
+            true => super::quiet::counts_to(self.incr_count, self.incr_every_n_steps),
+            false => u64::MAX,
+        }
+    }
+
+    fn pass_quietly(&mut self, steps: u64) {
+        if self.dynamic && steps > 0 {
+            self.incr_count += steps as i64;
+            self.decr_count = 0;
+        }
+    }
+
     fn save(&self) -> State {
         state([
             ("scale", number(self.scale.into())),

@@ -84,6 +84,17 @@ impl Policy for PaddleStaticOp {
         Ok(Update::of(observed, before, self.scale))
     }
 
+    fn quiet_steps(&self) -> u64 {
+        super::quiet::counts_to(self.good, self.incr_every_n_steps)
+    }
+
+    fn pass_quietly(&mut self, steps: u64) {
+        self.good += steps as i64;
+        if steps > 0 {
+            self.bad = 0;
+        }
+    }
+
     fn save(&self) -> State {
         state([
             ("loss_scale", number(self.scale.into())),

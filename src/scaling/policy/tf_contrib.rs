@@ -86,6 +86,14 @@ impl Policy for TfContribExponential {
         Ok(Update::of(observed, before, self.scale))
     }
 
+    fn quiet_steps(&self) -> u64 {
+        super::quiet::counts_to_at_least(self.good, self.incr_every_n_steps)
+    }
+
+    fn pass_quietly(&mut self, steps: u64) {
+        self.good += steps as i64;
+    }
+
     fn save(&self) -> State {
         state([
             ("loss_scale", number(self.scale.into())),

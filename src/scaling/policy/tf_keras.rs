@@ -83,6 +83,26 @@ impl Policy for TfKeras {
         Ok(Update::of(observed, before, self.scale))
     }
 
+    fn quiet_steps(&self) -> u64 {
+        match self.dynamic {
+            true => {
+                super::quiet::counts_to_at_least(self.dynamic_counter, self.dynamic_growth_steps)
+            }
+            false => u64::MAX,
+        }
+    }
+
+    fn pass_quietly(&mut self, steps: u64) {
+        self.inner_iterations += steps as i64;
+        if self.dynamic {
+            self.dynamic_counter += steps as i64;
+        }
+    }
+
+    fn fingerprint(&self) -> [u64; 2] {
+        [self.scale.to_bits().into(), self.dynamic_counter as u64]
+    }
+
     fn save(&self) -> State {
         state([
             ("current_loss_scale", number(self.scale.into())),

@@ -102,10 +102,7 @@ impl Policy for TorchAmp {
         match self.growth_interval {
             // The inverse of a smaller scale is infinite, and a clean step then writes into the weights.
             Some(interval) if self.scale > 2f32.powi(-127) => {
-                let left = interval
-                    .saturating_sub(1)
-                    .saturating_sub(self.growth_tracker);
-                u64::try_from(left).unwrap_or(i64::MAX as u64)
+                super::quiet::counts_to(self.growth_tracker, interval)
             }
             _ => 0,
         }
