@@ -4,16 +4,15 @@ use super::policy::{Defaults, PolicyError, PolicySpec};
 use super::run::{Limits, Run};
 use super::simulate::{Segment, Timeline, cost};
 use super::statistics::{Random, block_length, quantile, rate_at_most, resampled_mean};
-use super::sweep::{Choice, Rule, choose};
+use super::sweep::{Choice, Density, Rule, choose};
 use rayon::prelude::*;
 
 /// Candidates that are resampled at most.
 const MOST_CANDIDATES: usize = 24;
-/// Resamplings of a run of up to [`FULL_LENGTH`] steps; fewer for longer ones, so that the work stays bounded.
+/// Resamplings.
 const RESAMPLINGS: usize = 999;
-const FULL_LENGTH: usize = 200_000;
-/// Fewer would not carry a 95 % interval.
-const FEWEST_RESAMPLINGS: usize = 199;
+/// A longer run is resampled in units of several steps, so that the work stays bounded; a block is at least one unit.
+const MOST_UNITS: usize = 4096;
 
 /// How the intervals of J were found.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -61,12 +60,14 @@ fn step_costs(
     Ok(costs)
 }
 
-fn prefix_sums(costs: &[f64]) -> Vec<f64> {
-    let mut prefix = Vec::with_capacity(costs.len() + 1);
+/// Sums of the means of units of `unit` steps, from the start; what is left over at the end (less than a unit) is not
+/// resampled.
+fn prefix_sums(costs: &[f64], unit: usize) -> Vec<f64> {
+    let mut prefix = Vec::with_capacity(costs.len() / unit + 1);
     let mut sum = 0.0;
     prefix.push(sum);
-    for cost in costs {
-        sum += cost;
+    for steps in costs.chunks_exact(unit) {
+        sum += steps.iter().sum::<f64>() / unit as f64;
         prefix.push(sum);
     }
     prefix
@@ -125,7 +126,7 @@ pub(super) fn resample(
         return Ok(None);
     }
     let chosen = near_the_least(choice, rule);
-    let resamplings = (RESAMPLINGS * FULL_LENGTH / steps.max(FULL_LENGTH)).max(FEWEST_RESAMPLINGS);
+    let unit = steps.div_ceil(MOST_UNITS);
     let intervals: Vec<u64> = choice
         .candidates
         .iter()
@@ -144,16 +145,18 @@ pub(super) fn resample(
             rule,
         )?));
     }
+    let length = length.max(unit as f64);
+    let in_units = length / unit as f64;
     let means: Vec<Vec<f64>> = chosen
         .par_iter()
         .map(|&i| {
-            let prefix = prefix_sums(&step_costs(timeline, spec, interval(i), rule)?);
+            let prefix = prefix_sums(&step_costs(timeline, spec, interval(i), rule)?, unit);
             let draw = |b: usize| {
                 // The same seed for all candidates: the same blocks.
                 let mut random = Random::new(seed.wrapping_mul(0x9E37_79B9).wrapping_add(b as u64));
-                resampled_mean(&prefix, length, &mut random)
+                resampled_mean(&prefix, in_units, &mut random)
             };
-            Ok((0..resamplings).map(draw).collect())
+            Ok((0..RESAMPLINGS).map(draw).collect())
         })
         .collect::<Result<_, PolicyError>>()?;
     let best = chosen.iter().position(|&i| i == choice.best).unwrap_or(0);
@@ -200,7 +203,7 @@ pub(super) fn resample(
     };
     let skip_rate_at_most = (late(choice.recommended)?, late(choice.default)?);
     Ok(Some(Bootstrap {
-        resamplings,
+        resamplings: RESAMPLINGS,
         block_length: length,
         seed,
         candidates: chosen.len(),
@@ -240,7 +243,7 @@ pub(super) fn backtest(
     first.limits.truncate(half);
     first.amax.truncate(half);
     first.recorded_scale.truncate(half);
-    let choice = choose(&Timeline::new(&first), spec, rule)?;
+    let choice = choose(&Timeline::new(&first), spec, rule, Density::Fine)?;
     let chosen = if choice.recommended == choice.default {
         default
     } else {

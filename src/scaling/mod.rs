@@ -23,5 +23,5 @@ pub use settings::Framework;
 pub use simulate::{
     Bounds, Cost, Segment, Simulated, Stopped, Timeline, cost, replay, replay_stepping, simulate,
 };
-pub use sweep::{Candidate, Choice, Rule, choose, headroom_log2, static_scales};
+pub use sweep::{Candidate, Choice, Density, Rule, choose, headroom_log2, static_scales};
 pub use underflow::{Measure, Underflow};

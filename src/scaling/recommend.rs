@@ -10,7 +10,7 @@ use super::policy::{Defaults, PolicyError, PolicySpec};
 use super::run::Run;
 use super::settings::{Framework, pytorch_static};
 use super::simulate::{Cost, Timeline, cost};
-use super::sweep::{Candidate, Choice, Rule, choose, headroom_log2, static_scales};
+use super::sweep::{Candidate, Choice, Density, Rule, choose, headroom_log2, static_scales};
 use super::underflow::Measure;
 use crate::float::exp2;
 use crate::warning::{Kind, Warning};
@@ -216,7 +216,7 @@ pub fn recommend(run: &Run, options: &Options) -> Result<Recommendation, Recomme
             },
         ),
     };
-    let mut choice = choose(&timeline, &spec, rule)?;
+    let mut choice = choose(&timeline, &spec, rule, Density::Every)?;
     let bootstrap = confidence::resample(&mut choice, &timeline, &spec, rule, options.seed)?;
     let default_interval = spec.growth_interval(Defaults::Framework).unwrap_or(2000);
     let growth_interval = interval_of(&choice, default_interval);
@@ -484,7 +484,7 @@ fn settings(
             let (interval, start) = if own {
                 (growth_interval, init_scale)
             } else {
-                let choice = choose(timeline, &spec, rule)?;
+                let choice = choose(timeline, &spec, rule, Density::Fine)?;
                 let default = spec
                     .growth_interval(Defaults::Framework)
                     .unwrap_or(default_interval);

@@ -86,10 +86,105 @@ impl Minima {
     }
 }
 
+/// The same search for power-of-two scales, which is most of them: one byte a step, 64 to a block, compared many at once.
+///
+/// A step's byte is 128 + the smallest k at which 2^k overflows, kept within 0 (always) and 255 (never).
+#[derive(Debug, Clone)]
+struct Exponents {
+    levels: Vec<Vec<u8>>,
+}
+
+const LINE: usize = 64;
+
+impl Exponents {
+    fn new(limits: &[Limits]) -> Exponents {
+        let byte = |limits: &Limits| -> u8 {
+            let limit = limits.overflow_from;
+            if limit == 0.0 {
+                return 0;
+            }
+            if limit.is_infinite() {
+                return u8::MAX;
+            }
+            let (exponent, field) = crate::tally::split(limit.to_bits());
+            (exponent + i32::from(field != 0) + 128).clamp(1, 254) as u8
+        };
+        let mut levels = vec![limits.iter().map(byte).collect::<Vec<u8>>()];
+        while levels[levels.len() - 1].len() > LINE {
+            let below = &levels[levels.len() - 1];
+            levels.push(
+                below
+                    .chunks(LINE)
+                    .map(|line| line.iter().copied().fold(u8::MAX, u8::min))
+                    .collect(),
+            );
+        }
+        Exponents { levels }
+    }
+
+    /// The byte that a scale is compared with: a step overflows where its own is at most this. `None` for other scales
+    /// than powers of two, and for those so far out that their bytes were clamped.
+    fn limit(scale: f32) -> Option<u8> {
+        let exponent = crate::float::exact_log2(scale.into())?;
+        (-126..=125)
+            .contains(&exponent)
+            .then(|| (exponent + 128) as u8)
+    }
+
+    /// The first index in `from..to` whose byte is at most `limit`, else `to`.
+    #[inline]
+    fn next(&self, from: usize, to: usize, limit: u8) -> usize {
+        let (mut level, mut at) = (0u32, from);
+        loop {
+            let values = self.levels[level as usize].as_slice();
+            // One past the last place on this level that holds a step before `to`.
+            let last = (((to - 1) >> (6 * level)) + 1).min(values.len());
+            if at >= last {
+                return to;
+            }
+            let line_end = last.min((at / LINE + 1) * LINE);
+            match first_at_most(&values[at..line_end], limit) {
+                Some(found) if level == 0 => return at + found,
+                Some(found) => {
+                    level -= 1;
+                    at = (at + found) * LINE;
+                }
+                None if line_end == last => return to,
+                None => {
+                    // A whole line was passed: the level above knows which of the next ones matter.
+                    at = line_end;
+                    if level as usize + 1 < self.levels.len() {
+                        level += 1;
+                        at /= LINE;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The first place whose byte is at most `limit`: the least of 32 bytes at a time, which compilers turn into vector code.
+#[inline]
+fn first_at_most(bytes: &[u8], limit: u8) -> Option<usize> {
+    let (chunks, rest) = bytes.as_chunks::<32>();
+    for (i, chunk) in chunks.iter().enumerate() {
+        if chunk.iter().copied().fold(u8::MAX, u8::min) <= limit {
+            return chunk
+                .iter()
+                .position(|&byte| byte <= limit)
+                .map(|found| i * 32 + found);
+        }
+    }
+    rest.iter()
+        .position(|&byte| byte <= limit)
+        .map(|found| chunks.len() * 32 + found)
+}
+
 /// A run with what makes replaying it fast; build it once and replay many policies.
 #[derive(Debug, Clone)]
 pub struct Timeline<'a> {
     run: &'a Run,
+    exponents: Exponents,
     overflow_from: Minima,
     clean_below: Option<Minima>,
 }
@@ -100,6 +195,7 @@ impl<'a> Timeline<'a> {
         let censored = run.censored();
         Timeline {
             run,
+            exponents: Exponents::new(&run.limits),
             overflow_from: Minima::new(run.limits.iter().map(|limits| limits.overflow_from)),
             clean_below: censored
                 .then(|| Minima::new(run.limits.iter().map(|limits| limits.clean_below.next_up()))),
@@ -129,7 +225,11 @@ impl<'a> Timeline<'a> {
             if quiet > 0 {
                 let end =
                     length.min(at.saturating_add(usize::try_from(quiet).unwrap_or(usize::MAX)));
-                let event = self.overflow_from.next(at, end, used);
+                let event = match Exponents::limit(used) {
+                    // `quiet` is not 0, so there is a step before `end`.
+                    Some(limit) => self.exponents.next(at, end, limit),
+                    None => self.overflow_from.next(at, end, used),
+                };
                 if event > at {
                     if let Some(clean_below) = &self.clean_below
                         && !undecided
@@ -488,5 +588,40 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn bytes_find_the_same_step_as_limits() {
+        let mut seed = 5u32;
+        let mut next = || {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            seed >> 8
+        };
+        let limits: Vec<Limits> = (0..30_000)
+            .map(|i| match next() % 50 {
+                0 if i % 3 == 0 => Limits::ALWAYS,
+                1..40 => Limits::NEVER,
+                _ => Limits::of_amax(f32::from_bits(next() % 0x7F80_0000)),
+            })
+            .collect();
+        let exponents = Exponents::new(&limits);
+        for from in (0..30_000).step_by(811) {
+            for to in [from, from + 1, from + 63, from + 200, from + 5000, 30_000] {
+                let to = to.min(30_000);
+                if from == to {
+                    continue;
+                }
+                for k in [-126, -100, -20, 0, 1, 16, 24, 60, 125] {
+                    let scale = 2f32.powi(k);
+                    let slow = (from..to)
+                        .find(|&i| limits[i].at(scale) == Verdict::Overflow)
+                        .unwrap_or(to);
+                    let limit = Exponents::limit(scale).unwrap();
+                    assert_eq!(exponents.next(from, to, limit), slow, "{from}..{to} 2^{k}");
+                }
+            }
+        }
+        assert_eq!(Exponents::limit(3.0), None);
+        assert_eq!(Exponents::limit(2f32.powi(126)), None);
     }
 }

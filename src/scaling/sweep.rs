@@ -81,10 +81,19 @@ impl Choice {
     }
 }
 
-/// Intervals of a censored run are replayed with bounds, which is dear: these only.
-fn grid(longest: u64, default: u64) -> Vec<u64> {
+/// Which intervals a sweep replays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Density {
+    /// Every one.
+    Every,
+    /// Every one up to 64, then one in about 50 a factor of e: within 2 % of any.
+    Fine,
+}
+
+/// Intervals in equal ratios, with the common ones and the ends.
+fn grid(ratio: f64, longest: u64, default: u64) -> Vec<u64> {
     let mut grid: Vec<u64> = (0..)
-        .map(|i| (2f64.powf(f64::from(i) / 3.0)).round() as u64)
+        .map(|i| ratio.powi(i).round() as u64)
         .take_while(|&n| n < longest)
         .collect();
     grid.extend([100, 500, 1000, 2000, default, longest]);
@@ -94,7 +103,7 @@ fn grid(longest: u64, default: u64) -> Vec<u64> {
     grid
 }
 
-/// Replays `spec` with every growth interval from 1 to max(T, default) and picks one by `rule`.
+/// Replays `spec` with the growth intervals from 1 to max(T, default) and picks one by `rule`.
 ///
 /// A replay that never grows is the replay of every larger interval, so the sweep ends there.
 ///
@@ -104,6 +113,7 @@ pub fn choose(
     timeline: &Timeline<'_>,
     spec: &PolicySpec,
     rule: Rule,
+    density: Density,
 ) -> Result<Choice, PolicyError> {
     let run = timeline.run();
     let default = spec.growth_interval(Defaults::Framework).unwrap_or(2000);
@@ -128,22 +138,25 @@ pub fn choose(
     };
     let mut candidates: Vec<Candidate> = Vec::new();
     if run.censored() {
-        candidates = grid(longest, default)
+        // A censored run is replayed with bounds, which is dear.
+        candidates = grid(1.26, longest, default)
             .into_par_iter()
             .map(replay)
             .collect::<Result<_, _>>()?;
     } else {
+        let intervals = match density {
+            Density::Every => (1..=longest).collect(),
+            Density::Fine => grid(1.02, longest, default),
+        };
         // In batches, so that the sweep can end early; the batch's size does not reach the result.
-        let mut next = 1;
-        while next <= longest {
-            let batch: Vec<Candidate> = (next..=longest.min(next + 511))
-                .into_par_iter()
-                .map(replay)
+        for batch in intervals.chunks(512) {
+            let replayed: Vec<Candidate> = batch
+                .par_iter()
+                .map(|&n| replay(n))
                 .collect::<Result<_, _>>()?;
-            next += 512;
-            let end = batch.iter().position(|c| c.cost.growths == 0);
+            let end = replayed.iter().position(|c| c.cost.growths == 0);
             candidates.extend(
-                batch
+                replayed
                     .into_iter()
                     .take(end.map_or(usize::MAX, |end| end + 1)),
             );
@@ -222,17 +235,26 @@ impl Choice {
     }
 }
 
-/// The cost of every static power-of-two scale from 2^-24 to 2^60, ascending.
+/// More late skips than this share of the steps, and a static scale is out of the question.
+const HOPELESS: f64 = 0.05;
+
+/// The cost of the static power-of-two scales from 2^-24 on, ascending, up to the first that skips hopelessly often: a
+/// larger one skips every step that a smaller one does.
 pub fn static_scales(timeline: &Timeline<'_>) -> Result<Vec<(f64, Cost)>, PolicyError> {
     let spec = PolicySpec::named("static")?;
-    (-24..=60)
-        .into_par_iter()
-        .map(|exponent| {
-            let scale = exp2(exponent);
-            let policy = spec.with("scale", scale)?.build(Defaults::Framework)?;
-            Ok((scale, cost(timeline, policy.as_ref())))
-        })
-        .collect()
+    let mut scales = Vec::new();
+    for exponent in -24..=60 {
+        let scale = exp2(exponent);
+        let policy = spec.with("scale", scale)?.build(Defaults::Framework)?;
+        let cost = cost(timeline, policy.as_ref());
+        let late = cost.skipped.saturating_sub(cost.skipped_anyway);
+        let hopeless = crate::tally::fraction(late, cost.steps) > HOPELESS;
+        scales.push((scale, cost));
+        if hopeless {
+            break;
+        }
+    }
+    Ok(scales)
 }
 
 /// log2 of how far the run's amax lies below the first overflow at `scale`: its least headroom over the steps that do
