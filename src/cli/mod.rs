@@ -15,6 +15,7 @@ use std::process::ExitCode;
 
 /// Done; bad news; could not.
 const DONE: u8 = 0;
+const BAD_NEWS: u8 = 1;
 const COULD_NOT: u8 = 2;
 
 /// Why a command could not do what was asked.
@@ -48,6 +49,9 @@ pub enum CliError {
     /// A trace.
     #[error(transparent)]
     Trace(#[from] crate::tally::TraceError),
+    /// A log.
+    #[error(transparent)]
+    Diagnose(#[from] crate::scaling::diagnose::DiagnoseError),
     /// No recommendation.
     #[error("{input}: {source}")]
     Recommend {

@@ -1,6 +1,7 @@
 //! Results as text: JSON for programs, tables for a terminal, one HTML page for people.
 
 pub mod csv;
+pub mod diagnosis;
 pub mod figures;
 pub mod html;
 pub mod json;

@@ -1,5 +1,6 @@
 //! Loss-scaling policies and what follows from replaying them.
 
+pub mod diagnose;
 pub mod exec;
 pub mod golden;
 pub mod laws;

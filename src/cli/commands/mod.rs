@@ -2,6 +2,7 @@
 
 mod analyze;
 pub(crate) mod check;
+mod diagnose;
 mod formats;
 mod plot;
 pub(crate) mod policies;
@@ -32,6 +33,7 @@ pub fn run(command: &Command) -> Result<u8, CliError> {
         Command::Simulate(args) => simulate::run(args),
         Command::Sketch(args) => trace::sketch(args),
         Command::Merge(args) => trace::merge(args),
+        Command::Diagnose(args) => diagnose::run(args),
         Command::Plot(args) => plot::run(args),
         Command::Check(args) => Ok(check::run(
             args,
