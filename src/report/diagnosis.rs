@@ -65,6 +65,7 @@ fn event(event: &Filled) -> Value {
         "scale_before": event.before.map(json::scale),
         "scale_after": event.after.map(json::scale),
         "inferred": event.inferred,
+        "implied": event.implied.iter().zip(["scale_before", "scale_after"]).filter(|(implied, _)| **implied).map(|(_, name)| name).collect::<Vec<_>>(),
         "count": event.count,
         "copies": event.copies,
     })
@@ -75,6 +76,7 @@ fn headline(diagnosis: &Diagnosis) -> String {
     let skipped = match (diagnosis.skipped_steps, diagnosis.skipped_min) {
         (Some(1), _) => "1 step skipped".to_owned(),
         (Some(n), _) => format!("{} steps skipped", count(n)),
+        (None, Some(1)) => "at least 1 step skipped".to_owned(),
         (None, Some(n)) if n > 0 => format!("at least {} steps skipped", count(n)),
         _ => "no count of skipped steps".to_owned(),
     };
@@ -198,8 +200,12 @@ fn table(diagnosis: &Diagnosis) -> String {
     let (head, tail) = shown(&diagnosis.events, MOST_ROWS);
     let left_out = diagnosis.events.len() - head.len() - tail.len();
     let row = |event: &Filled| {
-        let scale =
-            |value: Option<f64>| value.map_or("?".to_owned(), |v| shown_scale(diagnosis, v));
+        // What no line prints stands in brackets.
+        let scale = |value: Option<f64>, implied: bool| match value {
+            None => "?".to_owned(),
+            Some(value) if implied => format!("({})", shown_scale(diagnosis, value)),
+            Some(value) => shown_scale(diagnosis, value),
+        };
         let step = match (event.step, event.steps) {
             (Some(step), _) => count(step),
             (None, Some((low, high))) if low == high => count(low),
@@ -228,12 +234,12 @@ fn table(diagnosis: &Diagnosis) -> String {
             if marks {
                 String::new()
             } else {
-                scale(event.before)
+                scale(event.before, event.implied[0])
             },
             if marks {
                 String::new()
             } else {
-                scale(event.after)
+                scale(event.after, event.implied[1])
             },
         ]
     };

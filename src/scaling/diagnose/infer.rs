@@ -1,7 +1,7 @@
 //! The growth interval, where it follows from the log.
 
 use super::history::History;
-use super::shape::{Burst, Item, Shape};
+use super::shape::{Burst, Item, Rise, Shape};
 
 /// A growth interval and how it is known.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -38,13 +38,15 @@ pub fn interval(history: &History, shape: &Shape) -> Option<Interval> {
 
 /// Rises in a row, without an overflow between.
 fn rises(shape: &Shape) -> Option<Interval> {
+    // Nothing follows from a rise to infinity: it is the last one, and of no size.
+    let finite: Vec<&Rise> = shape.rises.iter().filter(|r| r.octaves < 500.0).collect();
     let mut best: Option<(f64, f64, f64)> = None;
     let mut start = 0;
-    for at in 1..=shape.rises.len() {
-        if at < shape.rises.len() && shape.rises[at].bursts == shape.rises[start].bursts {
+    for at in 1..=finite.len() {
+        if at < finite.len() && finite[at].bursts == finite[start].bursts {
             continue;
         }
-        let row = &shape.rises[start..at];
+        let row = &finite[start..at];
         start = at;
         if row.len() < 2 {
             continue;

@@ -12,6 +12,7 @@
 use aho_corasick::{AhoCorasick, MatchKind, packed};
 use memchr::{memchr_iter, memchr2, memrchr2};
 use std::io::{self, Read};
+use std::sync::LazyLock;
 
 /// Every line of every dialect holds one of these. (Few and short: the search is as fast as its weakest literal.)
 const NEEDLES: [&str; 14] = [
@@ -59,29 +60,26 @@ pub struct Facts {
     pub unfinished: bool,
 }
 
-/// The search; build it once.
+/// The search.
 #[derive(Debug)]
 pub struct Lines {
     packed: Option<packed::Searcher>,
     any: AhoCorasick,
 }
 
-impl Default for Lines {
-    fn default() -> Self {
-        Lines::new()
-    }
-}
+/// Built once a process.
+static LINES: LazyLock<Lines> = LazyLock::new(|| Lines {
+    packed: packed::Searcher::new(NEEDLES),
+    any: AhoCorasick::builder()
+        .match_kind(MatchKind::LeftmostFirst)
+        .build(NEEDLES)
+        .expect("a dozen literals fit"),
+});
 
 impl Lines {
-    /// Prepares the search.
-    pub fn new() -> Lines {
-        Lines {
-            packed: packed::Searcher::new(NEEDLES),
-            any: AhoCorasick::builder()
-                .match_kind(MatchKind::LeftmostFirst)
-                .build(NEEDLES)
-                .expect("a dozen literals fit"),
-        }
+    /// The search.
+    pub fn get() -> &'static Lines {
+        &LINES
     }
 
     fn find(&self, text: &[u8]) -> Option<usize> {
@@ -233,7 +231,7 @@ mod tests {
 
     fn pieces(text: &[u8], drop: usize) -> (Vec<(u64, String, bool)>, Facts) {
         let mut seen = Vec::new();
-        let (facts, error) = Lines::new().scan(Drops(text, drop), &mut |piece| {
+        let (facts, error) = Lines::get().scan(Drops(text, drop), &mut |piece| {
             seen.push((
                 piece.line,
                 String::from_utf8_lossy(piece.text).into_owned(),
@@ -279,7 +277,7 @@ mod tests {
     #[test]
     fn the_next_piece_is_shown_where_it_is_asked_for() {
         let mut seen = Vec::new();
-        Lines::new().scan(&b"reducing loss\n\nto 3\nrest\n"[..], &mut |piece| {
+        Lines::get().scan(&b"reducing loss\n\nto 3\nrest\n"[..], &mut |piece| {
             seen.push((piece.line, piece.text.to_vec()));
             seen.len() == 1
         });

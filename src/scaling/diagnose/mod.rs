@@ -101,7 +101,7 @@ impl Log {
                 })?;
         let mut messages = Reader::new();
         let mut collector = history::Collector::new();
-        let (facts, error) = Lines::new().scan(decoded.reader, &mut |piece| {
+        let (facts, error) = Lines::get().scan(decoded.reader, &mut |piece| {
             messages.read(piece, &mut |message| collector.add(&message))
         });
         messages.finish(&mut |message| collector.add(&message));

@@ -10,7 +10,7 @@
 //! it; the next value that is higher than the last one left behind means growth between; a sample that is lower than the
 //! one before it means as many overflows as octaves lie between, at least.
 
-use super::dialects::{ALL, Dialect};
+use super::dialects::Dialect;
 use super::history::{CLOCKS, Calm, Entry, Event, History, Losses, PRINTS};
 use super::seen::{Clock, Prints, Reading};
 
@@ -108,8 +108,10 @@ pub struct Filled {
     pub before: Option<f64>,
     /// The scale after.
     pub after: Option<f64>,
-    /// Not printed: the event, or one of its values.
+    /// No line reports it.
     pub inferred: bool,
+    /// The scale before is not printed, or the one after.
+    pub implied: [bool; 2],
     /// How many lines report it.
     pub copies: u32,
     /// How many steps it stands for.
@@ -178,14 +180,17 @@ pub struct Shape {
     pub windows: bool,
 }
 
+/// Stands for the logarithm of 0: below that of every double.
+const ZERO: f64 = -1100.0;
+
 /// A scale as log2; a zero is below every double.
 pub fn lg(value: f64, dialect: &Dialect) -> f64 {
     if dialect.log2 {
         value
     } else if value <= 0.0 {
-        -1100.0
+        ZERO
     } else {
-        value.log2().min(1100.0)
+        value.log2().min(-ZERO)
     }
 }
 
@@ -193,7 +198,6 @@ pub fn lg(value: f64, dialect: &Dialect) -> f64 {
 const NOISE: f64 = 0.02;
 
 struct Builder<'a> {
-    history: &'a History,
     dialect: &'a Dialect,
     shape: Shape,
     clock: Option<usize>,
@@ -216,7 +220,6 @@ struct Builder<'a> {
 struct LastEvent {
     step: Option<(u64, u64)>,
     time: Option<f64>,
-    line: u64,
     records_since: u64,
 }
 
@@ -245,7 +248,6 @@ pub fn shape(history: &History, dialect: &Dialect, scaler: Option<u64>) -> Shape
         }
     }
     let mut builder = Builder {
-        history,
         dialect,
         shape: Shape {
             clock,
@@ -276,9 +278,8 @@ pub fn shape(history: &History, dialect: &Dialect, scaler: Option<u64>) -> Shape
     builder.end_burst();
     builder.end_quiet(None);
     builder.shape.last = builder.now;
-    if let Some(clock) = clock {
+    if clock.is_some() {
         builder.shape.span = builder.known.map(|known| (builder.base.min(known), known));
-        let _ = clock;
     }
     builder.shape
 }
@@ -336,6 +337,7 @@ impl Builder<'_> {
                         before: *before,
                         after: *after,
                         inferred: false,
+                        implied: [false; 2],
                         copies: 1,
                         count: 1,
                     });
@@ -363,6 +365,7 @@ impl Builder<'_> {
             before: None,
             after: None,
             inferred: false,
+            implied: [false; 2],
             copies: 1,
             count: 1,
         }
@@ -452,7 +455,8 @@ impl Builder<'_> {
         let Some(lg) = lg else { return };
         self.now = Some(lg);
         self.first.get_or_insert(lg);
-        if lg > -1100.0 && self.shape.least.is_none_or(|(least, _)| lg < least) {
+        if (lg > ZERO || self.dialect.log2) && self.shape.least.is_none_or(|(least, _)| lg < least)
+        {
             self.shape.least = Some((lg, line));
         }
     }
@@ -463,8 +467,7 @@ impl Builder<'_> {
         let of = |value: Option<super::seen::Printed>| value.map(|p| lg(p.value, self.dialect));
         let (printed_before, printed_after) = (of(overflow.before), of(overflow.after));
         let steps = self.steps_of(at, event);
-        let clean = self.clean_before(steps, event);
-        let last_line = self.last_event.as_ref().map_or(0, |last| last.line);
+        let clean = self.clean_before(steps);
         let bare = self
             .last_event
             .as_ref()
@@ -473,18 +476,13 @@ impl Builder<'_> {
             (Some(a), Some(b)) => (b - a).rem_euclid(86_400.0) > 2.0,
             _ => false,
         };
-        let mut inferred = false;
         let now = self.now;
         let kept_by_hysteresis = overflow.hysteresis || overflow.at_floor;
         let (before, after) = match (event.prints, printed_before, printed_after) {
             (_, Some(a), Some(b)) => (Some(a), Some(b)),
-            (Prints::Before, Some(a), None) => {
-                inferred = true;
-                (Some(a), Some(a - 1.0))
-            }
+            (Prints::Before, Some(a), None) => (Some(a), Some(a - 1.0)),
             (_, Some(a), None) => (Some(a), None),
             (_, None, Some(b)) => {
-                inferred = true;
                 let before = match now {
                     // The same value again without a clean step between: it is held, by a floor or a tolerance.
                     Some(now) if (b - now).abs() < NOISE && clean == Some(0) => b,
@@ -550,6 +548,7 @@ impl Builder<'_> {
                     before: now.map(unit),
                     after: Some(unit(before)),
                     inferred: true,
+                    implied: [false; 2],
                     copies: 1,
                     count: growth.round() as u64,
                 });
@@ -626,7 +625,8 @@ impl Builder<'_> {
             },
             before: overflow.before.map(|p| p.value).or(before.map(unit)),
             after: overflow.after.map(|p| p.value).or(after.map(unit)),
-            inferred,
+            inferred: false,
+            implied: [overflow.before.is_none(), overflow.after.is_none()],
             copies: event.copies,
             count: 1,
         });
@@ -636,11 +636,9 @@ impl Builder<'_> {
         if let Some(after) = printed_after {
             self.scale(event.line, Some(after));
         }
-        let _ = last_line;
         self.last_event = Some(LastEvent {
             step: steps,
             time: event.time,
-            line: event.last_line,
             records_since: 0,
         });
     }
@@ -658,12 +656,11 @@ impl Builder<'_> {
     }
 
     /// Clean steps between the event before and this one, at least; `None` before the first.
-    fn clean_before(&self, steps: Option<(u64, u64)>, event: &Event) -> Option<u64> {
+    fn clean_before(&self, steps: Option<(u64, u64)>) -> Option<u64> {
         let last = self.last_event.as_ref()?;
         if let (Some(before), Some(now)) = (last.step, steps) {
             return Some(now.0.saturating_sub(before.0 + 1));
         }
-        let _ = event;
         Some(last.records_since.saturating_sub(1))
     }
 
@@ -796,6 +793,7 @@ impl Builder<'_> {
             before: before.map(|b| self.unit(b)),
             after: now.map(|n| self.unit(n)),
             inferred: true,
+            implied: [false; 2],
             copies: 1,
             count: calm.skipped,
         });
@@ -803,7 +801,6 @@ impl Builder<'_> {
         self.last_event = Some(LastEvent {
             step: Some(last),
             time: None,
-            line: calm.line,
             records_since: 0,
         });
         // Steps of the window that were not skipped are clean.
@@ -835,7 +832,7 @@ impl Builder<'_> {
         let Some(before) = self.now else {
             self.scale(
                 calm.line,
-                Some(now).filter(|_| !(half_unit > 0.0 && now <= -1100.0)),
+                Some(now).filter(|_| !(half_unit > 0.0 && now <= ZERO)),
             );
             self.now = Some(now);
             return;
@@ -866,6 +863,7 @@ impl Builder<'_> {
                 before: Some(old),
                 after: Some(printed),
                 inferred: true,
+                implied: [false; 2],
                 copies: 1,
                 count: (now - before).round().max(1.0) as u64,
             });
@@ -875,7 +873,7 @@ impl Builder<'_> {
         if self.shape.event_lines {
             // Events have lines of their own; a lower sample shows one that the log has not.
             if !mean {
-                self.scale(calm.line, Some(now).filter(|now| *now > -1100.0));
+                self.scale(calm.line, Some(now).filter(|now| *now > ZERO));
             }
             return;
         }
@@ -944,10 +942,11 @@ impl Builder<'_> {
             before: Some(old),
             after: Some(printed),
             inferred: true,
+            implied: [false; 2],
             copies: 1,
             count,
         });
-        self.scale(calm.line, Some(now).filter(|now| *now > -1100.0));
+        self.scale(calm.line, Some(now).filter(|now| *now > ZERO));
         self.now = Some(now);
         self.last_event = Some(LastEvent {
             step: self.clock.map(|_| {
@@ -955,9 +954,7 @@ impl Builder<'_> {
                 (at.min(reached + count), at.min(reached + count))
             }),
             time: None,
-            line: calm.line,
             records_since: 0,
         });
-        let _ = CLOCKS;
     }
 }

@@ -214,6 +214,13 @@ fn number(text: &[u8]) -> Option<(Number, usize)> {
     if digits + decimals == 0 {
         return None;
     }
+    if let Some(year) = date_behind(text, at) {
+        // Two messages without a line feed between: `128.0` and `2021-05-05 10:00:00`.
+        if decimals > 4 || decimals == 0 && digits > 4 {
+            at -= year;
+            decimals = decimals.saturating_sub(year);
+        }
+    }
     if text.get(at) == Some(&b',') && text.get(at + 1).is_some_and(u8::is_ascii_digit) {
         if let Some(found) = localized(text, start, negative) {
             return Some(found);
@@ -237,6 +244,19 @@ fn number(text: &[u8]) -> Option<(Number, usize)> {
     let value = parse::<f64>(&text[..at])?;
     let unit = exponent.saturating_sub(decimals as i32);
     Some((plain(value, 0.5 * 10f64.powi(unit)), at))
+}
+
+/// How many of the digits before `at` are the year of a date that goes on there.
+fn date_behind(text: &[u8], at: usize) -> Option<usize> {
+    let digits = |from: usize, length: usize| {
+        let part = text.get(from..from + length)?;
+        part.iter().all(u8::is_ascii_digit).then_some(part)
+    };
+    let year = digits(at.checked_sub(4)?, 4)?;
+    let dash = |at: usize| matches!(text.get(at), Some(b'-' | b'/'));
+    let date =
+        dash(at) && digits(at + 1, 2).is_some() && dash(at + 3) && digits(at + 4, 2).is_some();
+    (date && (year.starts_with(b"20") || year.starts_with(b"19"))).then_some(4)
 }
 
 fn plain(value: f64, half_unit: f64) -> Number {
@@ -401,6 +421,10 @@ mod tests {
         assert!(read("nan,").is_some_and(|n| n.0.is_nan()));
         assert_eq!(read("nano"), None);
         assert_eq!(read("."), None);
+        assert_eq!(read("128.02021-05-05 10:00").map(|n| n.0), Some(128.0));
+        assert_eq!(read("327682021/05/05").map(|n| n.0), Some(32768.0));
+        assert_eq!(read("0.06252021-05-05").map(|n| n.0), Some(0.0625));
+        assert_eq!(read("2021-05-05").map(|n| n.0), Some(2021.0));
         assert_eq!(read("5 e"), Some((5.0, Style::Plain, 1)));
     }
 

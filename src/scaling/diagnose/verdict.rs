@@ -140,7 +140,8 @@ pub fn judge(history: &History, shape: &Shape, facts: Facts) -> Vec<Held> {
     }
     let has = |held: &Vec<Held>, verdict| held.iter().any(|h: &Held| h.verdict == verdict);
     if !facts.mixed {
-        if !has(&held, Verdict::SawtoothAtCeiling)
+        if history.still_updated == 0
+            && !has(&held, Verdict::SawtoothAtCeiling)
             && !has(&held, Verdict::RampUpHarmless)
             && let Some((verdict, line, because)) = outpaced(history, shape, facts)
         {
@@ -217,6 +218,9 @@ pub fn judge(history: &History, shape: &Shape, facts: Facts) -> Vec<Held> {
 
 type Finding = Option<(Verdict, Option<u64>, String)>;
 
+/// Log2 of a scale of 0.
+const ZERO: f64 = -1100.0;
+
 fn bursts(shape: &Shape) -> impl DoubleEndedIterator<Item = &Burst> {
     shape.items.iter().filter_map(|item| match item {
         Item::Burst(burst) => Some(burst),
@@ -233,7 +237,7 @@ fn quiets(shape: &Shape) -> impl DoubleEndedIterator<Item = &Quiet> {
 
 /// 2^x, as people write it.
 fn power(lg: f64) -> String {
-    if lg <= -1100.0 {
+    if lg == ZERO {
         "0".to_owned()
     } else if (lg - lg.round()).abs() < 1e-6 {
         format!("2^{}", lg.round())
@@ -448,7 +452,7 @@ fn saturated(history: &History, shape: &Shape, facts: Facts) -> Finding {
 
 /// 7: one overflow a window.
 fn sawtooth(history: &History, shape: &Shape, _: Facts) -> Finding {
-    if history.nonfinite_run.0 > 0 {
+    if history.nonfinite_run.0 > 0 || history.still_updated > 0 {
         return None;
     }
     let teeth: Vec<&Burst> = bursts(shape)
@@ -504,7 +508,7 @@ fn sawtooth(history: &History, shape: &Shape, _: Facts) -> Finding {
 
 /// 8: the scale found its level.
 fn ramp_up(history: &History, shape: &Shape, facts: Facts) -> Finding {
-    if history.nonfinite_run.0 > 0 || shape.stopped.is_some() {
+    if history.nonfinite_run.0 > 0 || history.still_updated > 0 || shape.stopped.is_some() {
         return None;
     }
     let all: Vec<&Burst> = bursts(shape).collect();
@@ -554,7 +558,7 @@ fn outpaced(history: &History, shape: &Shape, _: Facts) -> Finding {
     }
     let groups: Vec<&Burst> = bursts(shape).collect();
     let falls: f64 = groups.iter().map(|b| b.fall).sum();
-    let rises: f64 = shape.rises.iter().map(|r| r.octaves).sum();
+    let rises: f64 = shape.rises.iter().map(|r| r.octaves).sum::<f64>() + 0.0;
     (groups.len() >= 4 && falls - rises >= 4.0 - 1e-9).then(|| {
         (
             Verdict::OverflowOutpacesGrowth,

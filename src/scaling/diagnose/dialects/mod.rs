@@ -6,8 +6,9 @@
 use super::lines::Piece;
 use super::seen::{Prints, Record, Seen};
 use super::text::{Cursor, Miss, is_word};
-use aho_corasick::{AhoCorasick, MatchKind};
+use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
 use std::borrow::Cow;
+use std::sync::LazyLock;
 
 mod apex;
 mod audiocraft;
@@ -163,53 +164,54 @@ pub struct Message {
     pub seen: Seen,
 }
 
-/// Reads pieces into messages; holds a torn message until the next piece.
+/// The literals of all dialects, and who reads what follows each.
 #[derive(Debug)]
-pub struct Reader {
-    needles: AhoCorasick,
+struct Needles {
+    search: AhoCorasick,
     readers: Vec<Vec<(usize, usize)>>,
+}
+
+/// Built once a process.
+static NEEDLES: LazyLock<Needles> = LazyLock::new(|| {
+    let mut literals: Vec<&str> = Vec::new();
+    let mut readers: Vec<Vec<(usize, usize)>> = Vec::new();
+    for (d, dialect) in ALL.iter().enumerate() {
+        for (l, line) in dialect.lines.iter().enumerate() {
+            match literals.iter().position(|known| *known == line.needle) {
+                Some(known) => readers[known].push((d, l)),
+                None => {
+                    literals.push(line.needle);
+                    readers.push(vec![(d, l)]);
+                }
+            }
+        }
+    }
+    Needles {
+        search: AhoCorasick::builder()
+            .match_kind(MatchKind::LeftmostLongest)
+            .kind(Some(AhoCorasickKind::DFA))
+            .build(&literals)
+            .expect("a few hundred literals fit"),
+        readers,
+    }
+});
+
+/// Reads pieces into messages; holds a torn message until the next piece.
+#[derive(Debug, Default)]
+pub struct Reader {
     torn: Vec<u8>,
     torn_line: u64,
     found: Vec<(usize, Message)>,
     other: Vec<(usize, Message)>,
 }
 
-impl Default for Reader {
-    fn default() -> Self {
-        Reader::new()
-    }
-}
-
 /// The longest torn message that is kept.
 const TORN: usize = 512;
 
 impl Reader {
-    /// Prepares the search.
+    /// A reader at the start of a log.
     pub fn new() -> Reader {
-        let mut literals: Vec<&str> = Vec::new();
-        let mut readers: Vec<Vec<(usize, usize)>> = Vec::new();
-        for (d, dialect) in ALL.iter().enumerate() {
-            for (l, line) in dialect.lines.iter().enumerate() {
-                match literals.iter().position(|known| *known == line.needle) {
-                    Some(known) => readers[known].push((d, l)),
-                    None => {
-                        literals.push(line.needle);
-                        readers.push(vec![(d, l)]);
-                    }
-                }
-            }
-        }
-        Reader {
-            needles: AhoCorasick::builder()
-                .match_kind(MatchKind::LeftmostLongest)
-                .build(&literals)
-                .expect("a few hundred literals fit"),
-            readers,
-            torn: Vec::new(),
-            torn_line: 0,
-            found: Vec::new(),
-            other: Vec::new(),
-        }
+        Reader::default()
     }
 
     /// Reads a piece and shows its messages to `see`; true where a message may go on in the next piece.
@@ -273,8 +275,9 @@ impl Reader {
         let mut record = None;
         let mut loss = false;
         let mut from = 0;
-        while let Some(needle) = self
-            .needles
+        let needles = &*NEEDLES;
+        while let Some(needle) = needles
+            .search
             .find(aho_corasick::Input::new(text).range(from..))
         {
             from = needle.end();
@@ -283,7 +286,7 @@ impl Reader {
                 from = from.max(behind.min(text.len()));
                 continue;
             }
-            for &(d, kind) in &self.readers[needle.pattern().as_usize()] {
+            for &(d, kind) in &needles.readers[needle.pattern().as_usize()] {
                 if d == PROGRESS {
                     loss = true;
                     continue;
@@ -532,7 +535,7 @@ mod tests {
 
     #[test]
     fn every_needle_passes_the_first_look() {
-        let lines = super::super::lines::Lines::new();
+        let lines = super::super::lines::Lines::get();
         for dialect in ALL {
             for line in dialect.lines {
                 let mut shown = false;
