@@ -45,6 +45,8 @@ pub enum Command {
     Sketch(SketchArgs),
     /// Join the traces of one run's ranks
     Merge(MergeArgs),
+    /// What a training log says about its loss scale
+    Diagnose(DiagnoseArgs),
     /// Draw one figure
     Plot(PlotArgs),
     /// Hold a loss scaler to the laws, or to recorded traces
@@ -320,6 +322,20 @@ pub struct MergeArgs {
     /// How inputs are read
     #[command(flatten)]
     pub reading: ReadingArgs,
+}
+
+/// `diagnose`.
+#[derive(Debug, Args)]
+pub struct DiagnoseArgs {
+    /// Training logs, plain or gzip; `-` is stdin. Each is one run
+    #[arg(required = true, value_name = "LOG")]
+    pub logs: Vec<PathBuf>,
+    /// One JSON document on stdout
+    #[arg(long)]
+    pub json: bool,
+    /// No warnings on stderr; errors stay
+    #[arg(long, short)]
+    pub quiet: bool,
 }
 
 /// `plot`.

@@ -49,6 +49,9 @@ pub enum CliError {
     /// A trace.
     #[error(transparent)]
     Trace(#[from] crate::tally::TraceError),
+    /// A log.
+    #[error(transparent)]
+    Diagnose(#[from] crate::scaling::diagnose::DiagnoseError),
     /// No recommendation.
     #[error("{input}: {source}")]
     Recommend {

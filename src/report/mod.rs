@@ -2,6 +2,7 @@
 
 pub mod compare;
 pub mod csv;
+pub mod diagnosis;
 pub mod figures;
 pub mod html;
 pub mod json;

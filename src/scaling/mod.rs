@@ -1,6 +1,7 @@
 //! Loss-scaling policies and what follows from replaying them.
 
 mod confidence;
+pub mod diagnose;
 pub mod exec;
 pub mod golden;
 pub mod laws;

@@ -3,6 +3,7 @@
 mod analyze;
 pub(crate) mod check;
 mod compare;
+mod diagnose;
 mod formats;
 mod plot;
 pub(crate) mod policies;
@@ -34,6 +35,7 @@ pub fn run(command: &Command) -> Result<u8, CliError> {
         Command::Compare(args) => compare::run(args),
         Command::Sketch(args) => trace::sketch(args),
         Command::Merge(args) => trace::merge(args),
+        Command::Diagnose(args) => diagnose::run(args),
         Command::Plot(args) => plot::run(args),
         Command::Check(args) => Ok(check::run(
             args,

@@ -1,0 +1,55 @@
+//! AudioCraft (flashy).
+//!
+//! ```text
+//! Train | Epoch 1 | 200/2000 | 1.5 it/sec | ce 5.1 | grad_norm 1.2 | grad_scale 65536.0
+//! Train Summary | Epoch 1 | ce=5.0 | grad_norm=INF | grad_scale=60000.0
+//! ```
+//!
+//! Every number is a mean over the interval or the epoch.
+
+use super::{Dialect, Line, Processes, Weight, progress_of};
+use crate::scaling::diagnose::seen::{Loss, Printed, Prints, Reading, Record, Seen};
+use crate::scaling::diagnose::text::{self, Cursor, Miss, has};
+
+pub const DIALECT: Dialect = Dialect {
+    format: "audiocraft",
+    framework: "AudioCraft",
+    prints: Prints::Mean,
+    processes: Processes::One,
+    weight: Weight::Progress,
+    family: "audiocraft",
+    policy: Some("pytorch"),
+    lines: &[
+        Line {
+            needle: "| grad_scale ",
+            read: progress,
+        },
+        Line {
+            needle: "| grad_scale=",
+            read: progress,
+        },
+    ],
+    ..Dialect::PLAIN
+};
+
+fn progress(cursor: &mut Cursor<'_>) -> Result<Seen, Miss> {
+    let line = cursor.text;
+    if !has(line, "Train") || !has(line, "Epoch") {
+        return Err(Miss::Other);
+    }
+    let scale = cursor.number()?;
+    let mut record = progress_of(cursor);
+    if record.loss == Loss::None
+        && let Some((ce, _)) = text::field(line, "ce", cursor.cut)
+    {
+        record.loss = Loss::Value(ce.value);
+    }
+    if has(line, "Train Summary") {
+        record.step = None;
+    }
+    cursor.at = line.len();
+    Ok(Seen::Record(Record {
+        scale: Some((Printed::rounded(scale), Reading::Mean)),
+        ..record
+    }))
+}
