@@ -1,7 +1,7 @@
 //! The meters of Swin Transformer and its children.
 //!
 //! ```text
-//! Train: [0/300][4050/5004]	eta … lr …	time v (m)	loss v (m)	grad_norm v (m)	loss_scale v (m)	mem …
+//! `Train: [0/300][4050/5004]`, then fields with a tab between: `eta …`, `lr …`, `time v (m)`, `loss v (m)`, `grad_norm v (m)`, `loss_scale v (m)`, `mem …`
 //! ```
 //!
 //! The value is the current one, in brackets stands the mean since the epoch began: no power of two, and one NaN

@@ -1,0 +1,3 @@
+//! Shared by the integration tests and the experiments.
+
+pub mod synthetic;
