@@ -3,7 +3,7 @@
 use super::policy::{Defaults, PolicyError, PolicySpec};
 use super::run::{Limits, Run};
 use super::simulate::{Segment, Timeline, cost};
-use super::statistics::{Random, block_length, quantile, rate_at_most, resampled_mean};
+use super::statistics::{Random, block_length, quantile, rate_at_most, resampled_means};
 use super::sweep::{Choice, Density, Rule, choose};
 use rayon::prelude::*;
 
@@ -147,18 +147,26 @@ pub(super) fn resample(
     }
     let length = length.max(unit as f64);
     let in_units = length / unit as f64;
-    let means: Vec<Vec<f64>> = chosen
+    let prefixes: Vec<Vec<f64>> = chosen
         .par_iter()
         .map(|&i| {
-            let prefix = prefix_sums(&step_costs(timeline, spec, interval(i), rule)?, unit);
-            let draw = |b: usize| {
-                // The same seed for all candidates: the same blocks.
-                let mut random = Random::new(seed.wrapping_mul(0x9E37_79B9).wrapping_add(b as u64));
-                resampled_mean(&prefix, in_units, &mut random)
-            };
-            Ok((0..RESAMPLINGS).map(draw).collect())
+            Ok(prefix_sums(
+                &step_costs(timeline, spec, interval(i), rule)?,
+                unit,
+            ))
         })
         .collect::<Result<_, PolicyError>>()?;
+    // One draw of blocks serves every candidate: their differences are then those of the intervals alone.
+    let draws: Vec<Vec<f64>> = (0..RESAMPLINGS)
+        .into_par_iter()
+        .map(|b| {
+            let mut random = Random::new(seed.wrapping_mul(0x9E37_79B9).wrapping_add(b as u64));
+            resampled_means(&prefixes, in_units, &mut random)
+        })
+        .collect();
+    let means: Vec<Vec<f64>> = (0..chosen.len())
+        .map(|c| draws.iter().map(|draw| draw[c]).collect())
+        .collect();
     let best = chosen.iter().position(|&i| i == choice.best).unwrap_or(0);
     let mut as_good = vec![false; chosen.len()];
     for (place, (&i, means_of)) in chosen.iter().zip(&means).enumerate() {

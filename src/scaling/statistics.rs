@@ -148,20 +148,23 @@ pub fn blocks(
     }
 }
 
-/// The mean of a resampled series, from its prefix sums (one longer than the series, the first 0).
-pub fn resampled_mean(prefix: &[f64], mean_length: f64, random: &mut Random) -> f64 {
-    let n = prefix.len() - 1;
-    let mut sum = 0.0;
+/// The means of several series resampled with the same blocks, from their prefix sums (each one longer than its series,
+/// the first sum 0; all of one length).
+pub fn resampled_means(prefixes: &[Vec<f64>], mean_length: f64, random: &mut Random) -> Vec<f64> {
+    let n = prefixes.first().map_or(0, |prefix| prefix.len() - 1);
+    let mut sums = vec![0.0; prefixes.len()];
     blocks(n, mean_length, random, &mut |start, length| {
         let end = start + length;
-        sum += if end <= n {
-            prefix[end] - prefix[start]
-        } else {
-            // Blocks wrap around the end of the series.
-            prefix[n] - prefix[start] + prefix[end - n]
-        };
+        for (sum, prefix) in sums.iter_mut().zip(prefixes) {
+            *sum += if end <= n {
+                prefix[end] - prefix[start]
+            } else {
+                // Blocks wrap around the end of the series.
+                prefix[n] - prefix[start] + prefix[end - n]
+            };
+        }
     });
-    sum / n as f64
+    sums.into_iter().map(|sum| sum / n as f64).collect()
 }
 
 /// The `p` quantile of `sorted` values (ascending), linear between neighbours.
@@ -287,9 +290,10 @@ mod tests {
                 Some(*sum)
             }))
             .collect();
+        let prefixes = [prefix];
         let mut random = Random::new(7);
         let means: Vec<f64> = (0..2000)
-            .map(|_| resampled_mean(&prefix, 1.0, &mut random))
+            .map(|_| resampled_means(&prefixes, 1.0, &mut random)[0])
             .collect();
         let centre = means.iter().sum::<f64>() / 2000.0;
         let spread = (means.iter().map(|m| (m - centre).powi(2)).sum::<f64>() / 2000.0).sqrt();
