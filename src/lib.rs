@@ -22,6 +22,7 @@ pub mod builtin;
 pub mod float;
 pub mod gradients;
 pub mod input;
+pub mod kernel;
 pub mod plot;
 pub mod report;
 pub mod scaling;

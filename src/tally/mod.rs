@@ -34,6 +34,7 @@ pub mod store;
 mod trace;
 
 pub use bins::{BINADES, BINS, Bin, MIN_EXPONENT, SUB_BIN_EDGES, SUB_BINS, bin_of, split};
+pub(crate) use bins::{SUB_BIN_BASES, sub_bin_of};
 pub use captured::{Capture, Captured};
 pub(crate) use outcomes::fraction;
 pub use outcomes::{Lost, Outcomes, Replayed, WhyNotExact};

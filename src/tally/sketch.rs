@@ -354,7 +354,7 @@ impl Accumulator {
         }
     }
 
-    /// Counts `values`.
+    /// Counts `values`, one after another: slow and obvious. [`kernel`](crate::kernel) does the same, fast.
     pub fn add(&mut self, values: &[f32]) {
         for value in values {
             self.add_repeated(value.to_bits(), 1);
@@ -391,6 +391,38 @@ impl Accumulator {
             };
             self.lowest_bit = self.lowest_bit.min(lowest);
         }
+    }
+
+    /// Adds elements of one bin: their count, and the sum of their fields above the bin's base.
+    pub(crate) fn add_bin(&mut self, bin: usize, count: u64, sum: u64) {
+        self.counts[bin] += count;
+        self.sums[bin] += sum;
+    }
+
+    /// Adds zeros.
+    pub(crate) fn add_zeros(&mut self, zeros: u64) {
+        self.zeros += zeros;
+    }
+
+    /// Adds infinities of either sign, and NaN.
+    pub(crate) fn add_nonfinite(&mut self, positive: u64, negative: u64, nan: u64) {
+        self.inf_positive += positive;
+        self.inf_negative += negative;
+        self.nan += nan;
+    }
+
+    /// Notes what else is known of the elements of [`add_bin`](Accumulator::add_bin), of which there is at least one.
+    pub(crate) fn add_facts(
+        &mut self,
+        smallest_nonzero: u32,
+        largest: u32,
+        significand_or: u32,
+        lowest_bit: i32,
+    ) {
+        self.smallest_nonzero = self.smallest_nonzero.min(smallest_nonzero);
+        self.largest = self.largest.max(largest);
+        self.significand_or |= significand_or;
+        self.lowest_bit = self.lowest_bit.min(lowest_bit);
     }
 
     /// The sketch of all that was counted; the counts are empty afterwards and can be filled again.

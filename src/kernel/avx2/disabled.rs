@@ -1,0 +1,39 @@
+//! Not x86-64: there is no such backend, and so no value of its type.
+
+use crate::kernel::backend::Unavailable;
+use crate::kernel::lanes::{Facts, Group, Lanes, Staged};
+use crate::kernel::rows::Tables;
+
+/// Cannot be made here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::kernel) enum Avx2 {}
+
+impl Avx2 {
+    pub fn new() -> Result<Avx2, Unavailable> {
+        Err(Unavailable::new("avx2", "this is no x86-64 machine"))
+    }
+}
+
+impl Lanes for Avx2 {
+    fn stage(self, _: &Group, _: &mut Staged) -> Facts {
+        match self {}
+    }
+
+    fn stage_and_scatter<const TURNS: usize>(
+        self,
+        _: &Group,
+        _: &mut Staged,
+        _: &Staged,
+        _: &mut Tables,
+    ) -> Facts {
+        match self {}
+    }
+
+    fn scatter<const TURNS: usize>(self, _: &Staged, _: &mut Tables) {
+        match self {}
+    }
+
+    fn lowest(self, _: &Group) -> u32 {
+        match self {}
+    }
+}

@@ -1,0 +1,209 @@
+//! Counting fast: what fills a [`Sketch`], at about the speed at which memory is read.
+//!
+//! [`Accumulator::add_repeated`] says what a sketch is, one element at a time. Here the same integers are found many elements
+//! at a time, on whatever vector unit the machine has ([`Backend`]). This is the one room with `unsafe` in it: loads and stores of
+//! vectors, and the calls into code that is compiled for a vector unit.
+//!
+//! # The loop
+//!
+//! A sketch asks of each element: which bin, and how much above the bin's edge? Both are in the bits of a float. An
+//! integer table indexed by the upper bits of the magnitude, where each entry holds a count above and a sum of the magnitudes
+//! below, answers both with one addition in memory:
+//!
+//! ```text
+//!                  table[magnitude >> 18] += 1 << 48 | magnitude
+//!
+//!   entry:   | count, 16 bits | sum of words, 48 bits |      emptied before 65,536 elements could have met in it
+//! ```
+//!
+//! The upper bits of all elements of a row are the same, so the sum of their lower ones is found when the table is emptied.
+//! Two kinds of bins are no rows of such a table: the single values {0} and {0x680000}, and the narrow ones in the last 128th of a
+//! binade. Elements that lie there are given another row: the element's *word* is its magnitude, with the upper bits changed
+//! where it lies on an edge ([`rows`] has the picture). Making words is work for the vector unit, without a branch:
+//!
+//! ```text
+//!   magnitude = bits & 0x7FFFFFFF                 on the way: largest, smallest nonzero, OR of all
+//!   exact     = magnitude & 0x7FFFF == 0
+//!   last      = magnitude << 9 >= 0x7F0000 << 9
+//!   word      = last ? magnitude with bits 22…19 from bits 15…12 : magnitude
+//!   word     |= exact or last ? 0 : 0x80000000
+//! ```
+//!
+//! The additions are work for the load and store units, one element at a time: no vector unit adds to scattered places faster
+//! than that. So a group of 256 elements is made into words while the words of the group before are added to the tables.
+//! Several tables take turns, so that an element need not wait for the sum that its neighbour is still adding to.
+//!
+//! What a group's words cannot say is decided a group at a time, from the facts gathered on the way: a group of one magnitude
+//! (zeros, mostly) needs no table; infinities and NaN are counted apart; subnormals are multiplied by 2^64 and counted in tables
+//! of their own; and the lowest set bit is looked for only where it could be news.
+//!
+//! 16-bit floats are counted by pattern, 65,536 counters, and widened once a pattern.
+
+mod avx2;
+mod avx512;
+mod backend;
+mod halves;
+mod lanes;
+mod rows;
+mod scalar;
+
+pub use backend::{Backend, Unavailable};
+
+use crate::tally::{Accumulator, Sketch};
+use backend::Which;
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+use halves::Halves;
+use rows::Rows;
+use std::sync::Mutex;
+
+/// Fewer elements than this are counted one by one: emptying the tables would cost more.
+const FEW: usize = 512;
+/// From this many 16-bit elements on it pays to count patterns.
+const MANY_HALVES: usize = 1 << 14;
+
+/// Fills sketches, one after another, on one backend.
+///
+/// It holds about a megabyte of tables, so it is worth keeping: [`finish`](Counter::finish) empties it for the next.
+///
+/// # Examples
+/// ```
+/// use gradscale::kernel::{Backend, Counter};
+/// let mut counter = Counter::new(Backend::auto());
+/// counter.add(&[1.0, -0.5, 0.0]);
+/// counter.add(&[f32::INFINITY]);
+/// let sketch = counter.finish();
+/// assert_eq!((sketch.elements(), sketch.zeros(), sketch.inf()), (4, 1, 1));
+/// ```
+#[derive(Debug, Clone)]
+pub struct Counter {
+    backend: Backend,
+    accumulator: Accumulator,
+    rows: Rows,
+    f16: Option<Halves>,
+    bf16: Option<Halves>,
+}
+
+impl Counter {
+    /// An empty one.
+    pub fn new(backend: Backend) -> Counter {
+        Counter {
+            backend,
+            accumulator: Accumulator::new(),
+            rows: Rows::new(),
+            f16: None,
+            bf16: None,
+        }
+    }
+
+    /// The backend that counts.
+    pub fn backend(&self) -> Backend {
+        self.backend
+    }
+
+    /// Counts `values`: any length, in any order.
+    pub fn add(&mut self, values: &[f32]) {
+        if values.len() < FEW {
+            return self.accumulator.add(values);
+        }
+        match self.backend.0 {
+            Which::Scalar => self.rows.add(scalar::Scalar, values),
+            Which::Avx2(lanes) => self.rows.add(lanes, values),
+            Which::Avx512(lanes) => self.rows.add(lanes, values),
+        }
+    }
+
+    /// Counts f16 `values`, as the f32 that they are.
+    pub fn add_f16(&mut self, values: &[f16]) {
+        if values.len() >= MANY_HALVES {
+            self.f16
+                .get_or_insert_with(Halves::new)
+                .add(values.reinterpret_cast());
+        } else {
+            self.add_widened(values);
+        }
+    }
+
+    /// Counts bf16 `values`, as the f32 that they are.
+    pub fn add_bf16(&mut self, values: &[bf16]) {
+        if values.len() >= MANY_HALVES {
+            self.bf16
+                .get_or_insert_with(Halves::new)
+                .add(values.reinterpret_cast());
+        } else {
+            self.add_widened(values);
+        }
+    }
+
+    fn add_widened<T>(&mut self, values: &[T])
+    where
+        [T]: HalfFloatSliceExt,
+    {
+        let mut block = [0f32; 2048];
+        for values in values.chunks(block.len()) {
+            let block = &mut block[..values.len()];
+            values.convert_to_f32_slice(block);
+            self.add(block);
+        }
+    }
+
+    /// Counts `times` elements that all have these f32 bits.
+    pub fn add_repeated(&mut self, bits: u32, times: u64) {
+        self.accumulator.add_repeated(bits, times);
+    }
+
+    /// The sketch of all that was counted; the counts are empty afterwards and can be filled again.
+    pub fn finish(&mut self) -> Sketch {
+        self.rows.finish(&mut self.accumulator);
+        let accumulator = &mut self.accumulator;
+        if let Some(halves) = &mut self.f16 {
+            halves.take(|bits, times| {
+                accumulator.add_repeated(f16::from_bits(bits).to_f32().to_bits(), times);
+            });
+        }
+        if let Some(halves) = &mut self.bf16 {
+            halves.take(|bits, times| accumulator.add_repeated(u32::from(bits) << 16, times));
+        }
+        self.accumulator.finish()
+    }
+}
+
+/// The sketch of `values` on the fastest backend, or on a given one.
+pub fn sketch(backend: Backend, values: &[f32]) -> Sketch {
+    let mut counter = Counter::new(backend);
+    counter.add(values);
+    counter.finish()
+}
+
+/// Counters at rest between tensors, for threads to borrow.
+#[derive(Debug, Default)]
+pub struct Pool {
+    backend: Backend,
+    resting: Mutex<Vec<Counter>>,
+}
+
+impl Pool {
+    /// No counters yet; they are made as they are needed, at most one a thread at a time.
+    pub fn new(backend: Backend) -> Pool {
+        Pool {
+            backend,
+            resting: Mutex::new(Vec::new()),
+        }
+    }
+
+    /// The backend of the counters.
+    pub fn backend(&self) -> Backend {
+        self.backend
+    }
+
+    /// Lends an empty counter to `work`.
+    pub fn with<T>(&self, work: impl FnOnce(&mut Counter) -> T) -> T {
+        let resting = || self.resting.lock().expect("nobody panics holding it");
+        let mut counter = resting()
+            .pop()
+            .unwrap_or_else(|| Counter::new(self.backend));
+        let result = work(&mut counter);
+        resting().push(counter);
+        result
+    }
+}
