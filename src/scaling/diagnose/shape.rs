@@ -57,6 +57,8 @@ pub struct Quiet {
     pub clean: u64,
     /// Progress lines.
     pub records: u64,
+    /// The most steps between two of them.
+    pub span: u64,
     /// Training losses.
     pub train: Option<Losses>,
     /// Validation losses.
@@ -215,6 +217,8 @@ struct Builder<'a> {
     last_event: Option<LastEvent>,
     pinned: u64,
     next_known: Vec<Option<u64>>,
+    bursts: usize,
+    risen: f64,
 }
 
 struct LastEvent {
@@ -271,6 +275,8 @@ pub fn shape(history: &History, dialect: &Dialect, scaler: Option<u64>) -> Shape
         last_event: None,
         pinned: 0,
         next_known,
+        bursts: 0,
+        risen: 0.0,
     };
     for (at, entry) in history.entries.iter().enumerate() {
         builder.entry(at, entry, scaler);
@@ -302,7 +308,8 @@ fn main_clock(history: &History) -> Option<usize> {
     if advances[bar] >= 1 {
         return Some(bar);
     }
-    (advances[PRINTS] >= 3 && history.records == advances[PRINTS]).then_some(PRINTS)
+    // Prints count steps where hardly anything else is printed.
+    (advances[PRINTS] >= 3 && history.records <= 3 * advances[PRINTS]).then_some(PRINTS)
 }
 
 impl Builder<'_> {
@@ -374,6 +381,7 @@ impl Builder<'_> {
     fn restart(&mut self, line: u64) {
         self.end_burst();
         self.end_quiet(None);
+        self.risen = 0.0;
         self.run += 1;
         self.shape.runs += 1;
         self.run_base = self.known.unwrap_or(0);
@@ -398,6 +406,7 @@ impl Builder<'_> {
             line,
             clean: 0,
             records: 0,
+            span: 0,
             train: None,
             validation: None,
             nonfinite: 0,
@@ -408,6 +417,7 @@ impl Builder<'_> {
     fn end_burst(&mut self) {
         if let Some(burst) = self.burst.take() {
             self.shape.items.push(Item::Burst(burst));
+            self.bursts += 1;
         }
     }
 
@@ -433,12 +443,8 @@ impl Builder<'_> {
     }
 
     fn rise(&mut self, line: u64, octaves: f64, after: f64, inferred: bool) {
-        let bursts = self
-            .shape
-            .items
-            .iter()
-            .filter(|item| matches!(item, Item::Burst(_)))
-            .count();
+        let bursts = self.bursts;
+        self.risen += octaves.min(64.0);
         let to = self.known.unwrap_or(self.base);
         self.shape.rises.push(Rise {
             line,
@@ -578,7 +584,7 @@ impl Builder<'_> {
                 inferred: false,
                 counted: false,
                 steps: steps.map(|s| [s, s]),
-                growth: if restored { 0.0 } else { growth },
+                growth: std::mem::take(&mut self.risen),
                 fall: 0.0,
                 before,
                 after,
@@ -697,8 +703,10 @@ impl Builder<'_> {
             last.records_since += calm.records + calm.ticks;
         }
         self.records_in_run += calm.records;
+        let span = to.map_or(0, |to| to.saturating_sub(reached) / calm.records.max(1));
         let quiet = self.quiet_at(calm.line);
         quiet.records += calm.records;
+        quiet.span = quiet.span.max(span);
         quiet.nonfinite += calm.nonfinite;
         for (all, new) in [
             (&mut quiet.train, calm.train),
@@ -740,6 +748,7 @@ impl Builder<'_> {
         let steps = self.clock.map(|_| [first, last]);
         let before = self.now;
         let joins = self.burst.is_some() && clean_since == Some(0);
+        let room = length.is_some_and(|length| length > calm.skipped);
         let at_start = self.at_start(Some(first));
         if !joins {
             self.end_burst();
@@ -757,11 +766,11 @@ impl Builder<'_> {
                 inferred: false,
                 counted: true,
                 steps,
-                // As many octaves as came back: the same scale after a fall of one means one growth before.
-                growth: if before.is_some() && change <= NOISE {
-                    1.0 - change
-                } else {
-                    0.0
+                // As many octaves as came back: the same scale after a fall means one growth before it, where the
+                // window leaves room for one.
+                growth: match std::mem::take(&mut self.risen) {
+                    0.0 if before.is_some() && change <= NOISE && room => 1.0,
+                    risen => risen,
                 },
                 fall: 0.0,
                 before,
@@ -898,20 +907,7 @@ impl Builder<'_> {
             self.end_quiet(clean);
         }
         if self.burst.is_none() {
-            let growth = self
-                .shape
-                .rises
-                .last()
-                .filter(|rise| {
-                    rise.bursts
-                        == self
-                            .shape
-                            .items
-                            .iter()
-                            .filter(|item| matches!(item, Item::Burst(_)))
-                            .count()
-                })
-                .map_or(0.0, |rise| rise.octaves);
+            let growth = std::mem::take(&mut self.risen);
             self.burst = Some(Burst {
                 line: calm.line,
                 last_line: calm.line,
