@@ -632,7 +632,7 @@ fn sat(run: &Run, dice: &mut Dice, log: &mut String) {
 }
 
 fn swin(run: &Run, dice: &mut Dice, log: &mut String) {
-    let epoch = dice.pick(&[0, 0, 3]);
+    let epoch = dice.pick(&[0, 1]);
     let (mut sum, mut count) = (0.0, 0.0);
     for step in &run.steps {
         sum += step.after;
@@ -651,7 +651,7 @@ fn swin(run: &Run, dice: &mut Dice, log: &mut String) {
 }
 
 fn beit(run: &Run, dice: &mut Dice, log: &mut String) {
-    let epoch = dice.pick(&[0, 0, 7]);
+    let epoch = dice.pick(&[0, 1]);
     let (mut sum, mut count) = (0.0, 0.0);
     let mut recent: Vec<f64> = Vec::new();
     for step in &run.steps {
@@ -952,7 +952,14 @@ fn colossalai(run: &Run, dice: &mut Dice, log: &mut String) {
 fn dll(run: &Run, dice: &mut Dice, log: &mut String) {
     let _ = dice;
     for step in &run.steps {
-        if step.after != step.before || step.n == 1 {
+        if step.n == 1 {
+            let _ = writeln!(
+                log,
+                "DLL 2020-03-26 06:32:24.441546 - PARAMETER loss_scale : {}",
+                py(step.before)
+            );
+        }
+        if step.after != step.before {
             let _ = writeln!(
                 log,
                 "DLL 2020-03-26 06:32:24.441546 - PARAMETER loss_scale : {}",
@@ -1157,7 +1164,7 @@ pub const WRITERS: [Writer; 25] = [
     },
     writer("mmcv", (9, 16), mmcv),
     Writer {
-        least: 1.0,
+        least: 8.0,
         ..writer("torch-print", (12, 30), torch_print)
     },
     writer("gradscale", (12, 16), gradscale),

@@ -222,6 +222,7 @@ struct Builder<'a> {
 }
 
 struct LastEvent {
+    kept: bool,
     step: Option<(u64, u64)>,
     time: Option<f64>,
     records_since: u64,
@@ -643,6 +644,7 @@ impl Builder<'_> {
             self.scale(event.line, Some(after));
         }
         self.last_event = Some(LastEvent {
+            kept: overflow.hysteresis || before.is_some() && before == after && after > Some(floor),
             step: steps,
             time: event.time,
             records_since: 0,
@@ -665,7 +667,10 @@ impl Builder<'_> {
     fn clean_before(&self, steps: Option<(u64, u64)>) -> Option<u64> {
         let last = self.last_event.as_ref()?;
         if let (Some(before), Some(now)) = (last.step, steps) {
-            return Some(now.0.saturating_sub(before.0 + 1));
+            // Where hysteresis was spent, the fall belongs to it if the two may be neighbours; other events are taken
+            // as far apart as the lines between them say.
+            let from = if last.kept { before.1 } else { before.0 };
+            return Some(now.0.saturating_sub(from + 1));
         }
         Some(last.records_since.saturating_sub(1))
     }
@@ -808,6 +813,7 @@ impl Builder<'_> {
         });
         self.scale(calm.line, now);
         self.last_event = Some(LastEvent {
+            kept: false,
             step: Some(last),
             time: None,
             records_since: 0,
@@ -898,7 +904,9 @@ impl Builder<'_> {
             last.step
                 .map_or(last.records_since, |s| reached.saturating_sub(s.1))
         });
-        let joins = self.burst.is_some() && clean == Some(0);
+        // A median of twenty steps follows a fall at half its speed.
+        let lag = if reading == Reading::Median { 20 } else { 0 };
+        let joins = self.burst.is_some() && clean.is_some_and(|clean| clean <= lag);
         let first = (reached + 1, from.unwrap_or(reached + 1).max(reached + 1));
         let at_start = self.at_start(Some(first));
         self.last_event = last;
@@ -945,6 +953,7 @@ impl Builder<'_> {
         self.scale(calm.line, Some(now).filter(|now| *now > ZERO));
         self.now = Some(now);
         self.last_event = Some(LastEvent {
+            kept: false,
             step: self.clock.map(|_| {
                 let at = from.unwrap_or(reached);
                 (at.min(reached + count), at.min(reached + count))

@@ -508,13 +508,22 @@ fn sawtooth(history: &History, shape: &Shape, _: Facts) -> Finding {
             (None, None) => true,
             _ => false,
         });
-    let at: Vec<f64> = windows
+    // The middle of each, and how far off it may be: a window tells no more.
+    let at: Vec<(f64, f64)> = windows
         .iter()
-        .filter_map(|b| b.steps.map(|s| (s[0].0 + s[1].1) as f64 / 2.0))
+        .filter_map(|b| b.steps)
+        .map(|s| (s[0].0 as f64, s[1].1 as f64))
+        .map(|(low, high)| ((low + high) / 2.0, (high - low) / 2.0))
         .collect();
-    let gaps: Vec<f64> = at.windows(2).map(|pair| pair[1] - pair[0]).collect();
-    let mean = gaps.iter().sum::<f64>() / gaps.len().max(1) as f64;
-    let equal = gaps.len() >= 2 && gaps.iter().all(|gap| (gap - mean).abs() <= 0.1 * mean);
+    let gaps: Vec<(f64, f64)> = at
+        .windows(2)
+        .map(|pair| (pair[1].0 - pair[0].0, pair[1].1 + pair[0].1))
+        .collect();
+    let mean = gaps.iter().map(|gap| gap.0).sum::<f64>() / gaps.len().max(1) as f64;
+    let equal = gaps.len() >= 2
+        && gaps
+            .iter()
+            .all(|(gap, off)| (gap - mean).abs() <= 0.1 * mean + off && mean > 2.0 * off);
     (same && equal).then(|| {
         (
             Verdict::SawtoothAtCeiling,

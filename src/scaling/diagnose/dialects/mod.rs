@@ -326,6 +326,11 @@ impl Reader {
                 }
             }
         }
+        if !self.torn.is_empty() {
+            // What stands within a torn message is read with the rest of it.
+            let start = text.len() - self.torn.len();
+            self.found.retain(|(at, _)| *at < start);
+        }
         if behind > 0
             && !self.torn.is_empty()
             && self.torn.len() > text.len().saturating_sub(behind)
