@@ -3,7 +3,7 @@
 #[path = "diagnose/generate.rs"]
 mod generate;
 
-use generate::{Story, WRITERS, tell};
+use generate::{Run, Story, WRITERS, tell};
 use gradscale::scaling::diagnose::{DiagnoseError, Diagnosis, Log, Verdict};
 use rayon::prelude::*;
 use serde_json::Value as Json;
@@ -161,22 +161,20 @@ fn bad_logs_are_read_with_caution() {
 }
 
 /// Runs a story through every dialect's writer, many times; the first seeds of each fault are shown.
-fn stories(story: Story, histories: u64, right: impl Fn(&Diagnosis) -> bool + Sync) {
+fn stories(
+    story: Story,
+    histories: u64,
+    right: impl Fn(&Diagnosis, &Run) -> Result<(), String> + Sync,
+) {
     let wrong: Vec<(&str, u64, String)> = WRITERS
         .par_iter()
         .flat_map(|writer| {
             (0..histories)
                 .into_par_iter()
                 .filter_map(|seed| {
-                    let log = tell(writer, story, seed);
+                    let (log, run) = tell(writer, story, seed);
                     let found = text(&log);
-                    (!right(&found)).then(|| {
-                        (
-                            writer.name,
-                            seed,
-                            format!("{}: {}", found.verdict().as_str(), found.why),
-                        )
-                    })
+                    Some((writer.name, seed, right(&found, &run).err()?))
                 })
                 .collect::<Vec<_>>()
         })
@@ -188,7 +186,7 @@ fn stories(story: Story, histories: u64, right: impl Fn(&Diagnosis) -> bool + Sy
     if let Ok(keep) = std::env::var("GRADSCALE_KEEP_LOGS") {
         for (name, faults) in &by_writer {
             let writer = WRITERS.iter().find(|w| w.name == *name).expect("known");
-            let log = tell(writer, story, faults[0].1);
+            let (log, _) = tell(writer, story, faults[0].1);
             let _ = std::fs::write(
                 Path::new(&keep).join(format!("{name}-{}.log", faults[0].1)),
                 log,
@@ -209,12 +207,69 @@ fn stories(story: Story, histories: u64, right: impl Fn(&Diagnosis) -> bool + Sy
     assert!(said.is_empty(), "{story:?}\n{}", said.join("\n"));
 }
 
+/// A failure's sentence where a fact does not hold.
+fn need(holds: bool, found: &Diagnosis, what: &str) -> Result<(), String> {
+    if holds {
+        Ok(())
+    } else {
+        Err(format!(
+            "{what}: {} {:?} {:?} {:?}: {}",
+            found.verdict().as_str(),
+            found.skipped_steps,
+            found.skipped_min,
+            found.growth_interval,
+            found.why
+        ))
+    }
+}
+
 #[test]
 fn a_healthy_history_is_never_called_a_failure() {
-    stories(Story::Healthy, 1000, |found| !found.is_bad_news());
+    stories(Story::Healthy, 1000, |found, run| {
+        need(!found.is_bad_news(), found, "a failure")?;
+        let fine = matches!(
+            found.verdict(),
+            Verdict::RampUpHarmless | Verdict::SawtoothAtCeiling | Verdict::Healthy
+        );
+        // Where nothing ever overflowed at 2^24 and more, that is said instead.
+        let high = found.verdict() == Verdict::ScaleSaturatedHigh
+            && run
+                .steps
+                .last()
+                .is_some_and(|step| step.after >= 2f64.powi(24));
+        // Where the log ends with its only overflow, nothing can be told of it.
+        let last = run.steps.iter().rev().find(|step| step.overflow);
+        let at_end = found.verdict() == Verdict::InsufficientEvidence
+            && last.is_some_and(|last| last.n + run.window.max(10) >= run.steps.len() as u64);
+        let few = high || at_end || !run.steps.iter().any(|step| step.overflow);
+        need(fine || few, found, "not seen to be fine")?;
+        let skipped = run.steps.iter().filter(|step| step.overflow).count() as u64;
+        if let Some(found_skipped) = found.skipped_steps {
+            need(
+                found_skipped == skipped,
+                found,
+                &format!("{skipped} steps were skipped"),
+            )?;
+        }
+        need(
+            found.skipped_min.is_none_or(|least| least <= skipped),
+            found,
+            &format!("only {skipped} were skipped"),
+        )?;
+        let interval = run.interval as f64;
+        need(
+            found.growth_interval.is_none_or(|i| {
+                (i.steps as f64 - interval).abs() <= (0.1 * interval).max(run.window as f64)
+            }),
+            found,
+            &format!("the interval was {}", run.interval),
+        )
+    });
 }
 
 #[test]
 fn a_planted_collapse_is_never_missed() {
-    stories(Story::Collapse, 1000, Diagnosis::is_bad_news);
+    stories(Story::Collapse, 1000, |found, _| {
+        need(found.is_bad_news(), found, "missed")
+    });
 }

@@ -69,6 +69,9 @@ pub struct Writer {
     pub hysteresis: bool,
     /// The scale stays there, or the framework gives up.
     pub floor: Option<(f64, bool)>,
+    /// The lowest ceiling, as log2.
+    pub least: f64,
+    pub intervals: &'static [u64],
     pub write: fn(&Run, &mut Dice, &mut String),
 }
 
@@ -84,9 +87,9 @@ fn run(writer: &Writer, story: Story, dice: &mut Dice) -> Run {
     // As far down as the start region is long, and no gradient is larger than FP16's range lets it be.
     let least = writer
         .floor
-        .map_or(-4.0, |(floor, _)| floor.log2().max(-4.0));
+        .map_or(writer.least, |(floor, _)| floor.log2().max(writer.least));
     let ceiling = (init - dice.within(0, 20) as f64).max(least) + 0.5;
-    let interval = dice.pick(&[20, 50, 64, 100, 128, 250, 1000, 2000]);
+    let interval = dice.pick(writer.intervals);
     let most = if writer.hysteresis {
         dice.within(1, 2)
     } else {
@@ -151,8 +154,8 @@ fn run(writer: &Writer, story: Story, dice: &mut Dice) -> Run {
     }
 }
 
-/// A log of this story.
-pub fn tell(writer: &Writer, story: Story, seed: u64) -> String {
+/// A log of this story, and the run it tells of.
+pub fn tell(writer: &Writer, story: Story, seed: u64) -> (String, Run) {
     let mut dice = Dice::new(
         seed ^ writer
             .name
@@ -162,7 +165,7 @@ pub fn tell(writer: &Writer, story: Story, seed: u64) -> String {
     let run = run(writer, story, &mut dice);
     let mut log = String::new();
     (writer.write)(&run, &mut dice, &mut log);
-    log
+    (log, run)
 }
 
 /// A Python float.
@@ -629,7 +632,7 @@ fn sat(run: &Run, dice: &mut Dice, log: &mut String) {
 }
 
 fn swin(run: &Run, dice: &mut Dice, log: &mut String) {
-    let epoch = dice.pick(&[0, 0, 3]);
+    let epoch = dice.pick(&[0, 1]);
     let (mut sum, mut count) = (0.0, 0.0);
     for step in &run.steps {
         sum += step.after;
@@ -648,7 +651,7 @@ fn swin(run: &Run, dice: &mut Dice, log: &mut String) {
 }
 
 fn beit(run: &Run, dice: &mut Dice, log: &mut String) {
-    let epoch = dice.pick(&[0, 0, 7]);
+    let epoch = dice.pick(&[0, 1]);
     let (mut sum, mut count) = (0.0, 0.0);
     let mut recent: Vec<f64> = Vec::new();
     for step in &run.steps {
@@ -949,7 +952,14 @@ fn colossalai(run: &Run, dice: &mut Dice, log: &mut String) {
 fn dll(run: &Run, dice: &mut Dice, log: &mut String) {
     let _ = dice;
     for step in &run.steps {
-        if step.after != step.before || step.n == 1 {
+        if step.n == 1 {
+            let _ = writeln!(
+                log,
+                "DLL 2020-03-26 06:32:24.441546 - PARAMETER loss_scale : {}",
+                py(step.before)
+            );
+        }
+        if step.after != step.before {
             let _ = writeln!(
                 log,
                 "DLL 2020-03-26 06:32:24.441546 - PARAMETER loss_scale : {}",
@@ -997,7 +1007,11 @@ fn torch_print(run: &Run, dice: &mut Dice, log: &mut String) {
             let text = if scale >= 1e8 || scale < 1e-4 {
                 four_digits(scale).replace("e+0", "e+0")
             } else {
-                format!("{scale}.")
+                if scale < 1.0 {
+                    format!("{scale:.4}")
+                } else {
+                    format!("{scale}.")
+                }
             };
             let _ = writeln!(log, "tensor([{text}], device='cuda:0')");
             let _ = writeln!(log, "loss {loss}");
@@ -1063,6 +1077,8 @@ const fn writer(
         init,
         hysteresis: false,
         floor: None,
+        least: -4.0,
+        intervals: &[20, 50, 64, 100, 128, 250, 1000, 2000],
         write,
     }
 }
@@ -1102,24 +1118,54 @@ pub const WRITERS: [Writer; 25] = [
         floor: Some((1.0, true)),
         ..writer("sat", (12, 32), sat)
     },
-    writer("swin-meter", (12, 16), swin),
-    writer("beit-meter", (12, 16), beit),
-    writer("insightface", (12, 16), insightface),
-    writer("espnet", (12, 16), espnet),
-    writer("icefall", (12, 16), icefall),
-    writer("guided-diffusion", (16, 20), guided),
+    Writer {
+        least: 1.0,
+        ..writer("swin-meter", (12, 16), swin)
+    },
+    Writer {
+        least: 1.0,
+        ..writer("beit-meter", (12, 16), beit)
+    },
+    Writer {
+        least: 1.0,
+        ..writer("insightface", (12, 16), insightface)
+    },
+    Writer {
+        least: 1.0,
+        ..writer("espnet", (12, 16), espnet)
+    },
+    Writer {
+        least: 1.0,
+        ..writer("icefall", (12, 16), icefall)
+    },
+    Writer {
+        intervals: &[1000],
+        ..writer("guided-diffusion", (16, 20), guided)
+    },
     writer("mindyolo", (10, 16), mindyolo),
     writer("paddle", (12, 16), paddle),
-    writer("paddlenlp-pretrain", (12, 16), paddlenlp),
+    Writer {
+        least: 1.0,
+        ..writer("paddlenlp-pretrain", (12, 16), paddlenlp)
+    },
     Writer {
         hysteresis: true,
         floor: Some((1.0, true)),
         ..writer("minillm", (12, 32), minillm)
     },
-    writer("audiocraft", (12, 16), audiocraft),
+    Writer {
+        least: 1.0,
+        ..writer("audiocraft", (12, 16), audiocraft)
+    },
     writer("colossalai", (12, 16), colossalai),
-    writer("dll", (12, 20), dll),
+    Writer {
+        least: 1.0,
+        ..writer("dll", (12, 20), dll)
+    },
     writer("mmcv", (9, 16), mmcv),
-    writer("torch-print", (12, 30), torch_print),
+    Writer {
+        least: 8.0,
+        ..writer("torch-print", (12, 30), torch_print)
+    },
     writer("gradscale", (12, 16), gradscale),
 ];

@@ -178,7 +178,7 @@ impl Diagnosis {
             rounded_zero: last.is_some_and(|p| p.value == 0.0 && p.half_unit > 0.0),
         };
         let held = verdict::judge(history, &shape, facts);
-        let (skipped_steps, skipped_min) = skipped(history, &shape, mixed);
+        let (skipped_steps, skipped_min) = skipped(history, &shape, dialect, mixed);
         let growth_interval = if mixed {
             None
         } else {
@@ -286,7 +286,12 @@ fn silent_framework(history: &History) -> Option<&'static str> {
 }
 
 /// Steps that the log shows to be skipped, and a lower bound where it does not tell.
-fn skipped(history: &History, shape: &Shape, mixed: bool) -> (Option<u64>, Option<u64>) {
+fn skipped(
+    history: &History,
+    shape: &Shape,
+    dialect: &Dialect,
+    mixed: bool,
+) -> (Option<u64>, Option<u64>) {
     let printed: u64 = history.events_by_dialect.iter().sum::<u64>()
         - history
             .still_updated
@@ -327,6 +332,9 @@ fn skipped(history: &History, shape: &Shape, mixed: bool) -> (Option<u64>, Optio
     }
     if history.counted_in_all.is_some() {
         return (Some(counted_in_all), None);
+    }
+    if dialect.every_change && history.first.is_some() {
+        return (Some(inferred), None);
     }
     if history.first.is_some() {
         return (None, Some(inferred));

@@ -57,6 +57,8 @@ pub struct Quiet {
     pub clean: u64,
     /// Progress lines.
     pub records: u64,
+    /// The most steps between two of them.
+    pub span: u64,
     /// Training losses.
     pub train: Option<Losses>,
     /// Validation losses.
@@ -215,9 +217,12 @@ struct Builder<'a> {
     last_event: Option<LastEvent>,
     pinned: u64,
     next_known: Vec<Option<u64>>,
+    bursts: usize,
+    risen: f64,
 }
 
 struct LastEvent {
+    kept: bool,
     step: Option<(u64, u64)>,
     time: Option<f64>,
     records_since: u64,
@@ -271,6 +276,8 @@ pub fn shape(history: &History, dialect: &Dialect, scaler: Option<u64>) -> Shape
         last_event: None,
         pinned: 0,
         next_known,
+        bursts: 0,
+        risen: 0.0,
     };
     for (at, entry) in history.entries.iter().enumerate() {
         builder.entry(at, entry, scaler);
@@ -302,7 +309,8 @@ fn main_clock(history: &History) -> Option<usize> {
     if advances[bar] >= 1 {
         return Some(bar);
     }
-    (advances[PRINTS] >= 3 && history.records == advances[PRINTS]).then_some(PRINTS)
+    // Prints count steps where hardly anything else is printed.
+    (advances[PRINTS] >= 3 && history.records <= 3 * advances[PRINTS]).then_some(PRINTS)
 }
 
 impl Builder<'_> {
@@ -374,6 +382,7 @@ impl Builder<'_> {
     fn restart(&mut self, line: u64) {
         self.end_burst();
         self.end_quiet(None);
+        self.risen = 0.0;
         self.run += 1;
         self.shape.runs += 1;
         self.run_base = self.known.unwrap_or(0);
@@ -398,6 +407,7 @@ impl Builder<'_> {
             line,
             clean: 0,
             records: 0,
+            span: 0,
             train: None,
             validation: None,
             nonfinite: 0,
@@ -408,6 +418,7 @@ impl Builder<'_> {
     fn end_burst(&mut self) {
         if let Some(burst) = self.burst.take() {
             self.shape.items.push(Item::Burst(burst));
+            self.bursts += 1;
         }
     }
 
@@ -433,12 +444,8 @@ impl Builder<'_> {
     }
 
     fn rise(&mut self, line: u64, octaves: f64, after: f64, inferred: bool) {
-        let bursts = self
-            .shape
-            .items
-            .iter()
-            .filter(|item| matches!(item, Item::Burst(_)))
-            .count();
+        let bursts = self.bursts;
+        self.risen += octaves.min(64.0);
         let to = self.known.unwrap_or(self.base);
         self.shape.rises.push(Rise {
             line,
@@ -578,7 +585,7 @@ impl Builder<'_> {
                 inferred: false,
                 counted: false,
                 steps: steps.map(|s| [s, s]),
-                growth: if restored { 0.0 } else { growth },
+                growth: std::mem::take(&mut self.risen),
                 fall: 0.0,
                 before,
                 after,
@@ -637,6 +644,7 @@ impl Builder<'_> {
             self.scale(event.line, Some(after));
         }
         self.last_event = Some(LastEvent {
+            kept: overflow.hysteresis || before.is_some() && before == after && after > Some(floor),
             step: steps,
             time: event.time,
             records_since: 0,
@@ -659,7 +667,10 @@ impl Builder<'_> {
     fn clean_before(&self, steps: Option<(u64, u64)>) -> Option<u64> {
         let last = self.last_event.as_ref()?;
         if let (Some(before), Some(now)) = (last.step, steps) {
-            return Some(now.0.saturating_sub(before.0 + 1));
+            // Where hysteresis was spent, the fall belongs to it if the two may be neighbours; other events are taken
+            // as far apart as the lines between them say.
+            let from = if last.kept { before.1 } else { before.0 };
+            return Some(now.0.saturating_sub(from + 1));
         }
         Some(last.records_since.saturating_sub(1))
     }
@@ -697,8 +708,10 @@ impl Builder<'_> {
             last.records_since += calm.records + calm.ticks;
         }
         self.records_in_run += calm.records;
+        let span = to.map_or(0, |to| to.saturating_sub(reached) / calm.records.max(1));
         let quiet = self.quiet_at(calm.line);
         quiet.records += calm.records;
+        quiet.span = quiet.span.max(span);
         quiet.nonfinite += calm.nonfinite;
         for (all, new) in [
             (&mut quiet.train, calm.train),
@@ -740,6 +753,7 @@ impl Builder<'_> {
         let steps = self.clock.map(|_| [first, last]);
         let before = self.now;
         let joins = self.burst.is_some() && clean_since == Some(0);
+        let room = length.is_some_and(|length| length > calm.skipped);
         let at_start = self.at_start(Some(first));
         if !joins {
             self.end_burst();
@@ -757,11 +771,11 @@ impl Builder<'_> {
                 inferred: false,
                 counted: true,
                 steps,
-                // As many octaves as came back: the same scale after a fall of one means one growth before.
-                growth: if before.is_some() && change <= NOISE {
-                    1.0 - change
-                } else {
-                    0.0
+                // As many octaves as came back: the same scale after a fall means one growth before it, where the
+                // window leaves room for one.
+                growth: match std::mem::take(&mut self.risen) {
+                    0.0 if before.is_some() && change <= NOISE && room => 1.0,
+                    risen => risen,
                 },
                 fall: 0.0,
                 before,
@@ -799,6 +813,7 @@ impl Builder<'_> {
         });
         self.scale(calm.line, now);
         self.last_event = Some(LastEvent {
+            kept: false,
             step: Some(last),
             time: None,
             records_since: 0,
@@ -889,7 +904,9 @@ impl Builder<'_> {
             last.step
                 .map_or(last.records_since, |s| reached.saturating_sub(s.1))
         });
-        let joins = self.burst.is_some() && clean == Some(0);
+        // A median of twenty steps follows a fall at half its speed.
+        let lag = if reading == Reading::Median { 20 } else { 0 };
+        let joins = self.burst.is_some() && clean.is_some_and(|clean| clean <= lag);
         let first = (reached + 1, from.unwrap_or(reached + 1).max(reached + 1));
         let at_start = self.at_start(Some(first));
         self.last_event = last;
@@ -898,20 +915,7 @@ impl Builder<'_> {
             self.end_quiet(clean);
         }
         if self.burst.is_none() {
-            let growth = self
-                .shape
-                .rises
-                .last()
-                .filter(|rise| {
-                    rise.bursts
-                        == self
-                            .shape
-                            .items
-                            .iter()
-                            .filter(|item| matches!(item, Item::Burst(_)))
-                            .count()
-                })
-                .map_or(0.0, |rise| rise.octaves);
+            let growth = std::mem::take(&mut self.risen);
             self.burst = Some(Burst {
                 line: calm.line,
                 last_line: calm.line,
@@ -949,6 +953,7 @@ impl Builder<'_> {
         self.scale(calm.line, Some(now).filter(|now| *now > ZERO));
         self.now = Some(now);
         self.last_event = Some(LastEvent {
+            kept: false,
             step: self.clock.map(|_| {
                 let at = from.unwrap_or(reached);
                 (at.min(reached + count), at.min(reached + count))

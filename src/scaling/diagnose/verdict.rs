@@ -109,7 +109,8 @@ const CLEAN_STEPS: u64 = 10;
 const CLEAN_RECORDS: u64 = 2;
 
 fn is_clean(quiet: &Quiet) -> bool {
-    quiet.nonfinite == 0 && (quiet.clean >= CLEAN_STEPS || quiet.records >= CLEAN_RECORDS)
+    let span = quiet.records > 0 && quiet.span >= CLEAN_STEPS;
+    quiet.nonfinite == 0 && (quiet.clean >= CLEAN_STEPS || quiet.records >= CLEAN_RECORDS || span)
 }
 
 /// Every rule that holds, the first first. Modifiers come last.
@@ -450,6 +451,24 @@ fn saturated(history: &History, shape: &Shape, facts: Facts) -> Finding {
     })
 }
 
+/// A growth and the one or two overflows that end it.
+fn is_tooth(burst: &Burst) -> bool {
+    burst.growth > 0.5 && burst.count <= 2
+}
+
+/// Whether the log ends in clean steps, or with a tooth after clean steps.
+fn settles(shape: &Shape) -> bool {
+    let mut items = shape.items.iter().rev().peekable();
+    if let Some(Item::Quiet(quiet)) = items.peek() {
+        if is_clean(quiet) {
+            return true;
+        }
+        items.next();
+    }
+    let tooth = matches!(items.next(), Some(Item::Burst(burst)) if is_tooth(burst));
+    tooth && matches!(items.next(), Some(Item::Quiet(quiet)) if is_clean(quiet))
+}
+
 /// 7: one overflow a window.
 fn sawtooth(history: &History, shape: &Shape, _: Facts) -> Finding {
     if history.nonfinite_run.0 > 0 || history.still_updated > 0 {
@@ -476,7 +495,7 @@ fn sawtooth(history: &History, shape: &Shape, _: Facts) -> Finding {
     }
     // Windows of a counter, at equal distances, the same scale after each.
     let windows: Vec<&Burst> = bursts(shape)
-        .filter(|b| b.counted && !b.at_start && b.count <= 4)
+        .filter(|b| (b.counted || b.before.is_none()) && !b.at_start && b.count <= 4)
         .collect();
     if windows.len() < 3 {
         return None;
@@ -485,21 +504,32 @@ fn sawtooth(history: &History, shape: &Shape, _: Facts) -> Finding {
         .windows(2)
         .all(|pair| match (pair[0].after, pair[1].after) {
             (Some(a), Some(b)) => (a - b).abs() < 0.02,
+            // Events without values: their distances must do.
+            (None, None) => true,
             _ => false,
         });
-    let at: Vec<f64> = windows
+    // The middle of each, and how far off it may be: a window tells no more.
+    let at: Vec<(f64, f64)> = windows
         .iter()
-        .filter_map(|b| b.steps.map(|s| (s[0].0 + s[1].1) as f64 / 2.0))
+        .filter_map(|b| b.steps)
+        .map(|s| (s[0].0 as f64, s[1].1 as f64))
+        .map(|(low, high)| ((low + high) / 2.0, (high - low) / 2.0))
         .collect();
-    let gaps: Vec<f64> = at.windows(2).map(|pair| pair[1] - pair[0]).collect();
-    let mean = gaps.iter().sum::<f64>() / gaps.len().max(1) as f64;
-    let equal = gaps.len() >= 2 && gaps.iter().all(|gap| (gap - mean).abs() <= 0.1 * mean);
+    let gaps: Vec<(f64, f64)> = at
+        .windows(2)
+        .map(|pair| (pair[1].0 - pair[0].0, pair[1].1 + pair[0].1))
+        .collect();
+    let mean = gaps.iter().map(|gap| gap.0).sum::<f64>() / gaps.len().max(1) as f64;
+    let equal = gaps.len() >= 2
+        && gaps
+            .iter()
+            .all(|(gap, off)| (gap - mean).abs() <= 0.1 * mean + off && mean > 2.0 * off);
     (same && equal).then(|| {
         (
             Verdict::SawtoothAtCeiling,
             Some(windows[0].line),
             format!(
-                "{} windows with a few skipped steps each, about every {mean:.0} steps, the same scale after each",
+                "{} times a few skipped steps, about every {mean:.0} steps: one growth, one overflow, the same again",
                 windows.len()
             ),
         )
@@ -516,13 +546,14 @@ fn ramp_up(history: &History, shape: &Shape, facts: Facts) -> Finding {
         return None;
     }
     let later: Vec<&&Burst> = all.iter().filter(|b| !b.at_start).collect();
-    if later.len() > 2 || later.iter().any(|b| b.growth < 0.5) {
+    if later.len() > 2
+        || later
+            .iter()
+            .any(|b| b.growth < 0.5 && !(b.before.is_none() && b.count <= 2))
+    {
         return None;
     }
-    let settled = match shape.items.last() {
-        Some(Item::Quiet(quiet)) => is_clean(quiet),
-        _ => false,
-    };
+    let settled = settles(shape);
     let high_enough = shape.last.is_none_or(|last| last >= -10.0 - 1e-9) && !facts.rounded_zero;
     if !settled || !high_enough {
         return None;
@@ -583,11 +614,20 @@ fn healthy(history: &History, shape: &Shape, _: Facts) -> Finding {
     let groups: Vec<&Burst> = bursts(shape).collect();
     let clean: u64 = quiets(shape).map(|q| q.clean).sum();
     let records: u64 = quiets(shape).map(|q| q.records).sum();
-    let settled = match shape.items.last() {
-        Some(Item::Quiet(quiet)) => is_clean(quiet) || groups.is_empty(),
-        _ => false,
+    let settled = groups.is_empty() || settles(shape);
+    // A log that begins in mid-run may begin with the scale finding its level again.
+    let resumed = |burst: &Burst| {
+        let mut before = shape
+            .items
+            .iter()
+            .take_while(|item| !matches!(item, Item::Burst(first) if first.line == burst.line));
+        !before.any(|item| match item {
+            Item::Quiet(quiet) => is_clean(quiet),
+            Item::Burst(_) => true,
+        })
     };
-    let isolated = groups.len() <= 2 && groups.iter().all(|b| b.count <= 3);
+    let odd = groups.iter().filter(|b| !is_tooth(b)).count();
+    let isolated = odd <= 2 && groups.iter().all(|b| b.count <= 3 || resumed(b));
     if !(settled && isolated && (clean >= CLEAN_STEPS || records >= CLEAN_RECORDS)) {
         return None;
     }

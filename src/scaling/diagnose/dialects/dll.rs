@@ -18,6 +18,7 @@ pub const DIALECT: Dialect = Dialect {
     processes: Processes::One,
     weight: Weight::Progress,
     family: "dll",
+    every_change: true,
     policy: Some("pytorch"),
     lines: &[Line {
         needle: "loss_scale",

@@ -34,11 +34,15 @@ pub const DIALECT: Dialect = Dialect {
 };
 
 fn attempted(cursor: &mut Cursor<'_>) -> Result<Seen, Miss> {
-    let event = super::deepspeed::attempted(cursor)?;
-    if event.before.is_none() {
-        return Err(Miss::Other);
-    }
-    Ok(Seen::Overflow(event))
+    cursor.expect(" Attempted loss scale:")?;
+    let before = cursor.number()?;
+    // The message ends here; newer ones go on with the scale after.
+    let after = cursor.number_behind(", reducing to").unwrap_or(None);
+    Ok(Seen::Overflow(Overflow {
+        before: Some(Printed::exact(before)),
+        after: after.map(Printed::exact),
+        ..Overflow::default()
+    }))
 }
 
 fn using(cursor: &mut Cursor<'_>) -> Result<Seen, Miss> {

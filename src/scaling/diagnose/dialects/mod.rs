@@ -92,6 +92,8 @@ pub struct Dialect {
     pub floor: Option<f64>,
     /// The values are base-2 logarithms.
     pub log2: bool,
+    /// Every change of the scale has a line, so that falls can be counted.
+    pub every_change: bool,
     /// The policy, by its name here.
     pub policy: Option<&'static str>,
     /// Its lines.
@@ -110,6 +112,7 @@ impl Dialect {
         family: "",
         floor: None,
         log2: false,
+        every_change: false,
         policy: None,
         lines: &[],
     };
@@ -322,6 +325,11 @@ impl Reader {
                     Err(_) => {}
                 }
             }
+        }
+        if !self.torn.is_empty() {
+            // What stands within a torn message is read with the rest of it.
+            let start = text.len() - self.torn.len();
+            self.found.retain(|(at, _)| *at < start);
         }
         if behind > 0
             && !self.torn.is_empty()
