@@ -1,0 +1,203 @@
+//! The policies against loss scales that real GPU runs printed (`tests/data/gpu_runs`).
+
+use gradscale::scaling::policy::{Defaults, Observed, Policy, PolicySpec};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Rows of a CSV as maps from column to text.
+fn rows(name: &str) -> Vec<BTreeMap<String, String>> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/data/gpu_runs")
+        .join(name);
+    let text = std::fs::read_to_string(path).unwrap();
+    let mut lines = text.lines();
+    let header: Vec<&str> = lines.next().unwrap().split(',').collect();
+    let row = |line: &str| {
+        header
+            .iter()
+            .zip(line.split(','))
+            .map(|(k, v)| ((*k).to_owned(), v.to_owned()))
+            .collect()
+    };
+    lines.map(row).collect()
+}
+
+fn by_run(name: &str) -> Vec<Vec<BTreeMap<String, String>>> {
+    let mut runs: Vec<(String, Vec<_>)> = Vec::new();
+    for row in rows(name) {
+        let run = row.get("run").cloned().unwrap_or_default();
+        match runs.last_mut() {
+            Some((last, rows)) if *last == run => rows.push(row),
+            _ => runs.push((run, vec![row])),
+        }
+    }
+    runs.into_iter().map(|(_, rows)| rows).collect()
+}
+
+fn policy(text: &str) -> Box<dyn Policy> {
+    PolicySpec::parse(text)
+        .unwrap()
+        .build(Defaults::Class)
+        .unwrap()
+}
+
+fn number(row: &BTreeMap<String, String>, column: &str) -> f64 {
+    row[column].parse().unwrap()
+}
+
+fn step(policy: &mut dyn Policy, found_inf: bool) {
+    policy
+        .update(Observed {
+            found_inf,
+            amax: None,
+        })
+        .unwrap();
+}
+
+#[test]
+fn mask_rcnn_ran_at_the_predicted_scale_at_all_195_overflows() {
+    let mut equal = 0;
+    for name in [
+        "mlperf07_maskrcnn_v100x16.csv",
+        "mlperf07_maskrcnn_a100x32.csv",
+        "mlperf07_maskrcnn_a100x256.csv",
+    ] {
+        for run in by_run(name) {
+            let mut policy = policy("apex-fp16-utils:init_scale=65536,scale_window=1000");
+            let mut at = 0.0;
+            for row in run.iter().filter(|row| row["found_inf"] == "1") {
+                while at < number(row, "step") {
+                    step(policy.as_mut(), false);
+                    at += 1.0;
+                }
+                assert_eq!(
+                    policy.loss_scale(),
+                    number(row, "loss_scale"),
+                    "{name} {row:?}"
+                );
+                equal += 1;
+                step(policy.as_mut(), true);
+                at += 1.0;
+            }
+        }
+    }
+    assert_eq!(equal, 195);
+}
+
+#[test]
+fn rnn_t_fell_to_32_in_all_ten_runs_and_its_cap_not_its_gradients_holds_it() {
+    let mut equal = 0;
+    for run in by_run("mlperf10_rnnt_a100x8.csv") {
+        let mut policy = policy("apex-amp:init_scale=256,max_loss_scale=512");
+        let mut at = 0.0;
+        for row in run.iter().filter(|row| row["found_inf"] == "1") {
+            while at < number(row, "step") {
+                step(policy.as_mut(), false);
+                at += 1.0;
+            }
+            step(policy.as_mut(), true);
+            at += 1.0;
+            assert_eq!(policy.loss_scale(), number(row, "loss_scale_after"));
+            equal += 1;
+        }
+        while at < 8005.0 {
+            step(policy.as_mut(), false);
+            at += 1.0;
+        }
+        assert_eq!(
+            policy.loss_scale(),
+            512.0,
+            "the cap is reached at step 8005"
+        );
+    }
+    assert_eq!(equal, 30);
+}
+
+#[test]
+fn megatron_reproduces_400_of_400_samples_with_17_skips_and_no_other_number() {
+    let rows = rows("megatron_gpt3_345m_fp16.csv");
+    let equal = |skips: u32| {
+        let mut policy = policy("megatron:initial_scale=2^32,growth_interval=1000,hysteresis=2");
+        let mut at = 0;
+        rows.iter()
+            .filter(|row| {
+                while f64::from(at) < number(row, "step") {
+                    at += 1;
+                    step(policy.as_mut(), at <= skips);
+                }
+                policy.loss_scale() == number(row, "loss_scale")
+            })
+            .count()
+    };
+    assert_eq!((equal(16), equal(17), equal(18)), (4, 400, 4));
+}
+
+#[test]
+fn megatron_ends_where_the_recorded_flags_put_it() {
+    for run in by_run("megatron_gpt12l_fp16_perstep.csv") {
+        let mut policy = policy("megatron:initial_scale=2^32,growth_interval=1000,hysteresis=2");
+        for row in &run {
+            assert_eq!(
+                policy.loss_scale(),
+                number(row, "implied_loss_scale"),
+                "{row:?}"
+            );
+            step(policy.as_mut(), row["found_inf"] == "1");
+        }
+        let flags: Vec<usize> = (1..=run.len())
+            .filter(|&i| run[i - 1]["found_inf"] == "1")
+            .collect();
+        // The first overflow is forgiven, every later one halves, also an isolated one: no growth has refilled it.
+        assert_eq!(policy.loss_scale(), 2f64.powi(32 - flags.len() as i32 + 1));
+    }
+}
+
+#[test]
+fn megatron_gives_the_printed_scale_in_67_of_67_windows() {
+    let mut equal = 0;
+    for run in by_run("bigscience_megatron_gpt2_startup.csv") {
+        let mut policy = policy("megatron:initial_scale=2^32,growth_interval=1000,hysteresis=2");
+        let mut at = 0.0;
+        for row in &run {
+            let (end, skipped) = (number(row, "step"), number(row, "skipped_in_window"));
+            // Where in the window the skips lie makes no difference before the first growth.
+            for i in 0..(end - at) as u32 {
+                step(policy.as_mut(), f64::from(i) < skipped);
+            }
+            at = end;
+            assert_eq!(policy.loss_scale(), number(row, "loss_scale"), "{row:?}");
+            equal += 1;
+        }
+    }
+    assert_eq!(equal, 67);
+}
+
+#[test]
+fn deepspeed_reproduces_the_scales_of_129_overflows_and_the_abort() {
+    let mut equal = 0;
+    let mut aborted = 0;
+    for run in by_run("deepspeed_gpt2_a100.csv") {
+        let first = &run[0];
+        let text = format!(
+            "deepspeed:init_scale={},scale_window={},delayed_shift={},min_scale=1",
+            first["init_scale"], first["window"], first["hysteresis"]
+        );
+        let mut policy = policy(&text);
+        for row in run.iter().filter(|row| row["found_inf"] == "1") {
+            assert_eq!(policy.loss_scale(), number(row, "loss_scale"), "{row:?}");
+            step(policy.as_mut(), true);
+            assert_eq!(
+                policy.loss_scale(),
+                number(row, "loss_scale_after"),
+                "{row:?}"
+            );
+            equal += 1;
+        }
+        if policy.loss_scale() == 1.0 {
+            // The run that diverged: its next overflow ends it, and no growth interval can help.
+            assert!(policy.update(Observed::OVERFLOW).is_err());
+            aborted += 1;
+        }
+    }
+    assert_eq!((equal, aborted), (129, 1));
+}
