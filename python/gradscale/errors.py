@@ -14,6 +14,7 @@ __all__ = [
     "ProbeError",
     "RecorderClosed",
     "ScalerConflict",
+    "ScalerError",
     "SketchError",
     "TraceError",
     "TraceExists",
@@ -54,6 +55,10 @@ class RecorderClosed(GradscaleError, RuntimeError):
 
 class ScalerConflict(GradscaleError, ValueError):
     """Several loss scalers with different scales: one step has one loss_scale."""
+
+
+class ScalerError(GradscaleError, ValueError):
+    """A loss scaler cannot be driven the way it was given to `gradscale.testing`."""
 
 
 class SketchError(GradscaleError, ValueError):
