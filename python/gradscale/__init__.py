@@ -6,6 +6,8 @@ Three lines record a run::
     ...
     recorder.step(scaler, loss=loss)      # once an optimizer step, anywhere between backward and zero_grad
 
+What is wrong with the gradients of this very step, ``gradscale.explain(model, scaler)`` says in the live process.
+
 The ``gradscale`` program reads the directory (``gradscale report trace/``). This package only writes it (and reads it
 back as numpy arrays, see :mod:`gradscale.trace`); it needs no Rust. torch is imported when the first thing that needs
 it is used, so ``import gradscale`` works without it.
@@ -16,12 +18,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .errors import GradscaleError
+from .explain import explain  # here, so that the name means the function, also once its module has been imported
 
 if TYPE_CHECKING:
     from .recorder import Recorder as Recorder
 
 __version__ = "0.1.0"
-__all__ = ["GradscaleError", "Recorder", "__version__"]
+__all__ = ["GradscaleError", "Recorder", "__version__", "explain"]
 
 
 def __getattr__(name: str) -> Any:
