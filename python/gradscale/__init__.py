@@ -9,7 +9,7 @@ Three lines record a run::
 What is wrong with the gradients of this very step, ``gradscale.explain(model, scaler)`` says in the live process.
 
 The ``gradscale`` program reads the directory (``gradscale report trace/``). This package only writes it (and reads it
-back as numpy arrays, see :mod:`gradscale.trace`); it needs no Rust. torch is imported when the first thing that needs
+back, ``gradscale.open``); it needs no Rust. torch is imported when the first thing that needs
 it is used, so ``import gradscale`` works without it.
 """
 
@@ -21,9 +21,11 @@ from .errors import GradscaleError
 from .explain import explain  # here, so that the name means the function, also once its module has been imported
 
 if TYPE_CHECKING:
+    from .notebook import open as open
     from .recorder import Recorder as Recorder
 
 __version__ = "0.1.0"
+# Without `open`: a star import must not hide Python's own.
 __all__ = ["GradscaleError", "Recorder", "__version__", "explain"]
 
 
@@ -32,4 +34,8 @@ def __getattr__(name: str) -> Any:
         from .recorder import Recorder
 
         return Recorder
+    if name == "open":
+        from .notebook import open
+
+        return open
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,6 +12,7 @@ __all__ = [
     "MissingDependency",
     "ModelError",
     "ProbeError",
+    "ProgramError",
     "RecorderClosed",
     "ScalerConflict",
     "ScalerError",
@@ -47,6 +48,10 @@ class ModelError(GradscaleError, ValueError):
 
 class ProbeError(GradscaleError, ValueError):
     """A probe cannot be run on this model."""
+
+
+class ProgramError(GradscaleError, RuntimeError):
+    """The gradscale program is not there, or could not do what was asked."""
 
 
 class RecorderClosed(GradscaleError, RuntimeError):
