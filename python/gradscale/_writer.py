@@ -87,9 +87,13 @@ class Writer:
     # The chunk written last, kept until the next row: a probe of its last step may still come.
     closed: List[Row] = field(default_factory=list)
     done: bool = False
+    # Another rank writes for this one.
+    silent: bool = False
 
     def __post_init__(self) -> None:
         self._process = os.getpid()
+        if self.silent:
+            return
         self.directory.mkdir(parents=True, exist_ok=True)
         there = chunk_paths(self.directory, self.rank)
         if there:
@@ -106,6 +110,8 @@ class Writer:
 
     def add(self, row: Row) -> None:
         """Takes a finished step; writes the chunk when that fills it."""
+        if self.silent:
+            return
         self.closed = []
         self.rows.append(row)
         if self.chunk == 0 or len(self.rows) >= self.chunk_steps:

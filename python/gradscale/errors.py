@@ -12,8 +12,10 @@ __all__ = [
     "MissingDependency",
     "ModelError",
     "ProbeError",
+    "ProgramError",
     "RecorderClosed",
     "ScalerConflict",
+    "ScalerError",
     "SketchError",
     "TraceError",
     "TraceExists",
@@ -48,12 +50,20 @@ class ProbeError(GradscaleError, ValueError):
     """A probe cannot be run on this model."""
 
 
+class ProgramError(GradscaleError, RuntimeError):
+    """The gradscale program is not there, or could not do what was asked."""
+
+
 class RecorderClosed(GradscaleError, RuntimeError):
     """A recorder was used after ``close()``."""
 
 
 class ScalerConflict(GradscaleError, ValueError):
     """Several loss scalers with different scales: one step has one loss_scale."""
+
+
+class ScalerError(GradscaleError, ValueError):
+    """A loss scaler cannot be driven the way it was given to `gradscale.testing`."""
 
 
 class SketchError(GradscaleError, ValueError):

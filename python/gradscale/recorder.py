@@ -36,6 +36,7 @@ except ImportError as error:
 
 import numpy as np
 
+from ._ranks import Reducer, any_rank, counts_here, from_rank_0, rank_and_world, reduction_of, union_of_columns, warn_of_failed_probe
 from ._writer import Column, Row, Writer, plain_facts
 from .sketch import Sketch, dense_values, device_row, element_count
 
@@ -68,6 +69,30 @@ class _Pending:
         self.first: Dict[int, torch.Tensor] = {}
         self.captured = False
         self.scales: List[Tuple[Any, Any]] = []  # scaler, its scale when the first hook of backward fired
+        self.loss: Any = None
+        # Of all ranks together, where they were added up.
+        self.vector: Optional[torch.Tensor] = None
+        self.merged: Optional[List[Sketch]] = None
+        self.found_inf = False
+
+    def take(self, host: "np.ndarray[Any, Any]") -> None:
+        """Decodes what `Reducer.amax` gave."""
+        self.found_inf = bool(host[-1] > 0)
+        high, low, is_nan, place = host[:-1].reshape(4, -1).tolist()
+        seen = [i for i, h in enumerate(high) if h >= _I32_MIN]
+        for i in seen:
+            self.amax[i], self.bits[i] = _amax_of(-low[i], high[i], bool(is_nan[i]))
+        self.order = sorted((i for i in seen if place[i] > 0), key=lambda i: (place[i], i))
+
+    def move(self, moved: Mapping[int, int]) -> None:
+        """Renumbers columns."""
+        self.order = [moved.get(i, i) for i in self.order]
+        self.largest = {moved.get(i, i) for i in self.largest}
+        self.waiting = [(moved.get(e[0], e[0]), *e[1:]) for e in self.waiting]
+        self.amax, self.bits, self.rows, self.first = (
+            {moved.get(i, i): v for i, v in part.items()}  # type: ignore[attr-defined]
+            for part in (self.amax, self.bits, self.rows, self.first)
+        )
 
     def see(self, column: int, tensor: "torch.Tensor", largest: bool = False) -> None:
         """Takes in a gradient. ``largest``: amax is that of all calls, not of the last."""
@@ -137,6 +162,13 @@ def _amax_of(low: int, high: int, is_nan: bool) -> Tuple[float, int]:
     return float(code.view(np.float32)[0]), bits
 
 
+def _order_of(amax: float, bits: int) -> Tuple[int, int, int]:
+    """What `_device_amax` would have left for these: largest ordered bits, minus the smallest, is NaN. They merge by maximum."""
+    code = int(np.float32(amax).view(np.uint32))  # a Python integer: twice it leaves 32 bits
+    high = _I32_MIN if bits & 4 else 2 * code + _ORDER
+    return high, -_I32_MIN if bits & 1 else 0, bits >> 1 & 1
+
+
 class Recorder:
     """Records a run's gradients into the directory ``trace``, to be read by the ``gradscale`` program.
 
@@ -146,6 +178,8 @@ class Recorder:
     list of them when they share one scale; giving it to `step` does as well. ``loss_scale``: a fixed scale, or a function that
     returns it, where the loss is multiplied by hand. ``activations``: globs of module names; the gradients of those leaf modules'
     outputs and inputs are recorded too. ``forward``: the amax of those modules' (or every leaf module's) outputs is recorded as well.
+    ``max_writers``: in a process group, up to so many ranks write their own chunks; above, the ranks' counts are added up and rank 0 writes. ``reduction``: "unreduced" or
+    "reduced", where it should not be told from the kind of model whether gradients are recorded before or after they are summed over ranks.
     ``facts``: strings and numbers to keep with the run. ``precision``: what the run computes in ("fp16", "bf16", "fp32"), where it
     should not be read off the values. ``overflow_lines``: one line on stderr for each step that overflowed. ``run_id``: what ties the chunks of a run together; by default a random hexadecimal text, the same on all ranks.
 
@@ -169,10 +203,14 @@ class Recorder:
         overflow_lines: bool = False,
         forward: bool = False,
         run_id: Optional[str] = None,
+        max_writers: int = 8,
+        reduction: Optional[str] = None,
     ) -> None:
         for name, value in (("every", every), ("chunk_steps", chunk_steps)):
             if not isinstance(value, int) or value < 1:
                 raise ModelError("starting a recorder", f"{name}={value!r}", "a whole number of steps, at least 1")
+        if reduction not in (None, "reduced", "unreduced"):
+            raise ModelError("starting a recorder", f"reduction={reduction!r}", '"reduced", "unreduced" or None')
         self._model = model
         self._scalers = _as_list(scaler)
         self._fixed_scale = loss_scale
@@ -182,14 +220,14 @@ class Recorder:
         self._probe_sketches: Optional[List[Sketch]] = None
         self._handles: List[Any] = []
         parameters = _named_parameters(model)
-        rank, world_size = _rank()
-        reduction = "unreduced" if _is_ddp(model) else None
+        rank, world_size = rank_and_world()
+        reductions = reduction_of(model, world_size)
         columns = []
         self._parameters: List["torch.nn.Parameter"] = []
         for name, parameter in parameters:
-            elements = element_count(parameter)
-            shape = list((parameter.to_local() if hasattr(parameter, "to_local") else parameter).shape)
-            columns.append(Column(name, shape + [2] * parameter.is_complex(), elements, "parameter", reduction))
+            # Those of the whole parameter, also where this rank holds a shard of it.
+            shape = list(parameter.shape) + [2] * parameter.is_complex()
+            columns.append(Column(name, shape, math.prod(shape), "parameter", reduction or reductions[id(parameter)]))
             self._parameters.append(parameter)
         device = self._parameters[0].device
         all_facts: Dict[str, Any] = {"framework": f"torch {torch.__version__}", "device": device.type}
@@ -198,18 +236,28 @@ class Recorder:
         all_facts.update(facts or {})
         if precision is not None:
             all_facts["precision"] = precision
+        # Which of the writer's columns each parameter is.
+        self._places = list(range(len(columns)))
+        self._reducer: Optional[Reducer] = None
+        if world_size > max(1, max_writers):
+            self._reducer = Reducer(device)
+            all_facts["ranks"] = world_size
+            columns, self._places = union_of_columns(columns)
+        self._agreed = len(columns)
+        self._watching = activations is not None or forward
         self._writer = Writer(
-            Path(trace), run_id or _run_id(), rank, world_size, every, chunk_steps, plain_facts(all_facts), columns,
-            scaled=loss_scale is not None,
+            Path(trace), run_id or from_rank_0(uuid.uuid4().hex), 0 if self._reducer else rank, 1 if self._reducer else world_size,
+            every, chunk_steps, plain_facts(all_facts), columns, scaled=loss_scale is not None,
+            silent=self._reducer is not None and rank > 0,
         )  # fmt: skip
         # Writes the open chunk when the recorder is collected, or at the interpreter's exit. The writer does not know the model,
         # so nothing is kept alive by this.
         self._finalizer = weakref.finalize(self, self._writer.close)
         self._pending = self._new_pending()
         self._column_of: Dict[Tuple[str, str], int] = {}
-        for i, parameter in enumerate(self._parameters):
-            self._handles.append(_hook_parameter(parameter, self, i))
-        if activations is not None or forward:
+        for place, parameter in zip(self._places, self._parameters):
+            self._handles.append(_hook_parameter(parameter, self, place))
+        if self._watching:
             self._watch_modules(activations, forward)
 
     # ---- the life of a recorder
@@ -252,7 +300,7 @@ class Recorder:
         if gradient.requires_grad:  # backward(create_graph=True); without it no graph is built here
             gradient = gradient.detach()
         pending.see(column, gradient)
-        if pending.sketching:
+        if pending.sketching and counts_here(gradient):
             pending.sketch(column, gradient)
 
     def _on_activation(self, name: str, role: str, tensor: "torch.Tensor") -> None:
@@ -322,15 +370,29 @@ class Recorder:
         scalers = _as_list(scaler)
         if scalers:
             self._scalers = scalers
+        self._pending.loss = loss
         pending = self._pending
+        if self._reducer is not None:
+            pending = self._together(self._reducer, pending)
+        if not self._writer.silent:
+            self._record(pending)
+        self._step += 1
+        self._pending = self._new_pending()
+
+    def _record(self, pending: _Pending) -> None:
+        """Reads back what the step left on the devices, and makes it a row."""
         readback = _Readback()
         count = len(self._writer.columns)
-        sketches = [Sketch.empty() for _ in range(count)] if pending.sketching else None
-        _read_amax(readback, pending)
-        if sketches is not None:
+        sketches = pending.merged
+        if pending.sketching and sketches is None:
+            sketches = [Sketch.empty() for _ in range(count)]
             _read_sketches(readback, pending.rows, sketches)
         first = [Sketch.empty() for _ in range(count)] if pending.first else []
         _read_sketches(readback, {i: (row, 0) for i, row in pending.first.items()}, first)
+        if pending.vector is None:
+            _read_amax(readback, pending)
+        else:
+            readback.integers(pending.vector, pending.take)
 
         scales: List[float] = []
         flags: List[float] = []
@@ -344,7 +406,7 @@ class Recorder:
                 if self._overflow_lines:
                     readback.number(_scale_now(one), after)
         losses: List[float] = []
-        readback.number(loss, losses)
+        readback.number(pending.loss, losses)
         readback.run()
 
         if len(set(scales)) > 1:
@@ -365,11 +427,11 @@ class Recorder:
         columns = self._writer.columns
         gradients = [i for i in pending.order if columns[i].role != "activation"]
         first_bad = next((columns[i].name for i in gradients if pending.bits[i]), None)
-        found_inf = int(first_bad is not None or any(f != 0 for f in flags))
+        found_inf = int(first_bad is not None or pending.found_inf or any(f != 0 for f in flags))
         if self._step == 0:
             for position, i in enumerate(gradients):
                 columns[i].backward_order = position
-        if sketches is not None:
+        if sketches is not None and pending.merged is None:
             for i, s in enumerate(sketches):
                 columns[i].learn(first[i] if i in pending.first else s)
         if found_inf and self._overflow_lines:
@@ -378,8 +440,40 @@ class Recorder:
         self._writer.add(
             Row(self._step, loss_scale, found_inf, losses[0] if losses else math.nan, amax, nonfinite, sketches, probe)
         )
-        self._step += 1
-        self._pending = self._new_pending()
+
+    # ---- many ranks
+
+    def _together(self, reducer: Reducer, pending: _Pending) -> _Pending:
+        """This step over all ranks, on rank 0; on the others what they sent."""
+        if self._watching:
+            self._agree([pending])
+        flags = [f for one in self._scalers if _is_enabled(one) for f in _inf_flags(one)]
+        count = len(self._writer.columns)
+        whole = _Pending(pending.sketching)
+        whole.scales, whole.captured, whole.loss = pending.scales, pending.captured, pending.loss
+        whole.vector = reducer.amax(
+            count, pending.amax, pending.bits, pending.waiting, pending.largest, flags, pending.order, _order_of
+        )
+        if pending.sketching:
+            whole.merged = reducer.sketches(count, pending.rows, pending.first, self._writer.columns)
+        return whole
+
+    def _agree(self, pendings: List[_Pending]) -> None:
+        """Gives activations that came up since the last agreement the same columns on all ranks."""
+        columns, agreed = self._writer.columns, self._agreed
+        if not any_rank(len(columns) > agreed):
+            return
+        union, places = union_of_columns(columns[agreed:])
+        mine = columns[agreed:]
+        columns[agreed:] = union
+        for place, column in zip(places, mine):
+            columns[agreed + place] = column
+        for place, column in enumerate(union):
+            self._column_of[column.name, column.role] = agreed + place
+        moved = {agreed + i: agreed + place for i, place in enumerate(places)}
+        for pending in pendings:
+            pending.move(moved)
+        self._agreed = len(columns)
 
     # ---- the probe
 
@@ -399,7 +493,8 @@ class Recorder:
             raise RecorderClosed("probing", "a closed recorder", "an open one")
         if not self.sampled:
             return False
-        for column, parameter in zip(self._writer.columns, self._parameters):
+        for place, parameter in zip(self._places, self._parameters):
+            column = self._writer.columns[place]
             if parameter.requires_grad and parameter.dtype not in (torch.float32, torch.float64):
                 raise ProbeError(
                     f'probing step {self._probe_step()}, parameter "{column.name}"', str(parameter.dtype), "torch.float32",
@@ -407,6 +502,7 @@ class Recorder:
                 )  # fmt: skip
         step = self._probe_step()
         before_step = step == self._step
+        failed = False
         outer, self._pending, self._probing = self._pending, _Pending(True), True
         try:
             with ExitStack() as stack:
@@ -425,11 +521,24 @@ class Recorder:
                         RuntimeWarning,
                         stacklevel=2,
                     )
-                    return False
-            sketches = [Sketch.empty() for _ in self._writer.columns]
-            readback = _Readback()
-            _read_sketches(readback, self._pending.rows, sketches)
-            readback.run()
+                    failed = True
+            if self._reducer is not None and any_rank(failed) and not failed:
+                warn_of_failed_probe(step)
+                failed = True
+            if failed:
+                return False
+            if self._reducer is not None:
+                if self._watching:
+                    self._agree([outer, self._pending])
+                merged = self._reducer.sketches(len(self._writer.columns), self._pending.rows, {}, None)
+                if merged is None:  # rank 0 has them
+                    return True
+                sketches = merged
+            else:
+                sketches = [Sketch.empty() for _ in self._writer.columns]
+                readback = _Readback()
+                _read_sketches(readback, self._pending.rows, sketches)
+                readback.run()
         finally:
             self._pending, self._probing = outer, False
         if before_step:
@@ -585,20 +694,6 @@ def _named_parameters(model: "torch.nn.Module") -> "List[Tuple[str, torch.nn.Par
 def _is_ddp(model: "torch.nn.Module") -> bool:
     """Hooks run before DDP's all-reduce: they see this rank's own gradients."""
     return any(type(m).__name__ == "DistributedDataParallel" for m in (model, getattr(model, "_orig_mod", None)))
-
-
-def _rank() -> Tuple[int, int]:
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    return 0, 1
-
-
-def _run_id() -> str:
-    run_id = [uuid.uuid4().hex]
-    if _rank()[1] > 1:
-        torch.distributed.broadcast_object_list(run_id, src=0)
-    return run_id[0]
 
 
 def _hook_parameter(parameter: "torch.nn.Parameter", recorder: Recorder, column: int) -> Any:

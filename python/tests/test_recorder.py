@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import ranks
 import torch
 from reference import codes_of, reference_sketch
 from torch import nn
@@ -871,9 +872,7 @@ def test_killed_at_any_moment_it_leaves_readable_chunks(tmp_path):
 # ---- ranks
 
 
-def rank_main(rank, world_size, store, trace):
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", f"file://{store}", rank=rank, world_size=world_size)
+def rank_main(rank, world_size, trace):
     torch.manual_seed(0)
     model = nn.parallel.DistributedDataParallel(tiny(), gradient_as_bucket_view=True)
     with Recorder(model, trace, every=1) as recorder:
@@ -885,22 +884,19 @@ def rank_main(rank, world_size, store, trace):
             recorder.probe(lambda: model(torch.full((1, 4), rank + 3.0)).sum().backward())
             assert all(torch.equal(p.grad, b) for p, b in zip(model.parameters(), before))
             recorder.step(loss=loss)
-    torch.distributed.destroy_process_group()
 
 
 def test_each_rank_of_ddp_writes_its_own_gradients_before_they_are_reduced(tmp_path):
-    import torch.multiprocessing as mp
-
     trace = tmp_path / "trace"
-    mp.spawn(rank_main, (2, str(tmp_path / "store"), str(trace)), nprocs=2)
-    ranks = [read_trace(trace, rank) for rank in (0, 1)]
-    assert ranks[0][0].metadata["run_id"] == ranks[1][0].metadata["run_id"]
-    assert [(c[0].metadata["rank"], c[0].metadata["world_size"]) for c in ranks] == [(0, 2), (1, 2)]
-    assert ranks[0][0].names == ["0.weight", "0.bias", "2.weight", "2.bias"]
-    assert all(t["reduction"] == "unreduced" for t in ranks[1][0].metadata["tensors"])
+    ranks.run(rank_main, 2, tmp_path / "store", trace)
+    both = [read_trace(trace, rank) for rank in (0, 1)]
+    assert both[0][0].metadata["run_id"] == both[1][0].metadata["run_id"]
+    assert [(c[0].metadata["rank"], c[0].metadata["world_size"]) for c in both] == [(0, 2), (1, 2)]
+    assert both[0][0].names == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert all(t["reduction"] == "unreduced" for t in both[1][0].metadata["tensors"])
     torch.manual_seed(0)
     model = tiny()
-    for rank, chunks in enumerate(ranks):
+    for rank, chunks in enumerate(both):
         for kind, x in (("", rank + 1.0), ("probe_", rank + 3.0)):
             model.zero_grad()
             model(torch.full((1, 4), x)).sum().backward()
