@@ -228,7 +228,9 @@ pub fn run(args: &CheckArgs, out: &mut dyn Write, err: &mut dyn Write) -> Result
         write_report(out, &subject, &report)?;
     }
     // A program that stopped answering could not be checked, however far it came.
-    let unanswered = report.failed().any(|property| property.name == laws::ANSWERS);
+    let unanswered = report
+        .failed()
+        .any(|property| property.name == laws::ANSWERS);
     Ok(match (report.passed(), unanswered) {
         (true, _) => 0,
         (false, false) => 1,
