@@ -207,18 +207,17 @@ impl<'a> Fitting<'a> {
                 self.fits(piece + 1, at + digits, facts)
             }
             Piece::Tensor | Piece::Any | Piece::AnyDeep => {
-                let ends = text.char_indices().map(|(at, _)| at).chain([text.len()]);
-                for end in ends {
-                    if *first == Piece::Any && text[..end].contains('/') {
-                        return false;
-                    }
-                    if *first == Piece::Tensor {
-                        if end == 0 {
-                            continue;
-                        }
-                        facts.tensor = Some(text[..end].to_string());
-                    }
+                // A single star stays within one part of the path.
+                let most = match first {
+                    Piece::Any => text.find('/').unwrap_or(text.len()),
+                    _ => text.len(),
+                };
+                let least = usize::from(*first == Piece::Tensor);
+                for end in (least..=most).filter(|&end| text.is_char_boundary(end)) {
                     if self.fits(piece + 1, at + end, facts) {
+                        if *first == Piece::Tensor {
+                            facts.tensor = Some(text[..end].to_string());
+                        }
                         return true;
                     }
                 }
