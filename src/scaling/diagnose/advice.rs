@@ -48,7 +48,7 @@ fn neighbour(diagnosis: &Diagnosis) -> Option<String> {
         Verdict::SawtoothAtCeiling => {
             "not a failure: each overflow follows a growth, and the scale comes back to the same ceiling"
         }
-        Verdict::Healthy => "not a ramp-up and no sawtooth: there are too few overflows for either",
+        Verdict::Healthy => "not a ramp-up and no sawtooth: overflows are too few for either",
         Verdict::OverflowOutpacesGrowth => {
             "not genuine NaN: the loss stays finite and clean steps lie between the overflows"
         }

@@ -68,7 +68,7 @@ pub struct Calm {
     pub records: u64,
     /// Progress bar ticks.
     pub ticks: u64,
-    /// Where the first line stands.
+    /// The first step that each clock shows in it; `None` where it shows none.
     pub from: Place,
     /// Where the last line stands.
     pub to: Place,
@@ -785,7 +785,7 @@ impl Collector {
                 last_line: line,
                 records: 0,
                 ticks: 0,
-                from: self.place,
+                from: [None; CLOCKS],
                 to: self.place,
                 scale: record.scale,
                 train: None,
@@ -798,6 +798,12 @@ impl Collector {
         if let Some(calm) = &mut self.calm {
             calm.last_line = line;
             calm.to = self.place;
+            if record.step.is_some() {
+                calm.from[clock] = calm.from[clock].or(self.place[clock]);
+            }
+            if record.scale.is_some() {
+                calm.from[PRINTS] = calm.from[PRINTS].or(self.place[PRINTS]);
+            }
             if calm.scale.is_none() {
                 calm.scale = record.scale;
             }

@@ -219,6 +219,7 @@ struct Builder<'a> {
     next_known: Vec<Option<u64>>,
     bursts: usize,
     risen: f64,
+    window_left: (u64, bool),
 }
 
 struct LastEvent {
@@ -278,6 +279,7 @@ pub fn shape(history: &History, dialect: &Dialect, scaler: Option<u64>) -> Shape
         next_known,
         bursts: 0,
         risen: 0.0,
+        window_left: (0, false),
     };
     for (at, entry) in history.entries.iter().enumerate() {
         builder.entry(at, entry, scaler);
@@ -727,7 +729,7 @@ impl Builder<'_> {
                 _ => {}
             }
         }
-        if to.is_some() {
+        if from.is_some() && to.is_some() {
             self.known = to;
             self.since = 0;
         }
@@ -752,17 +754,21 @@ impl Builder<'_> {
         });
         let steps = self.clock.map(|_| [first, last]);
         let before = self.now;
-        let joins = self.burst.is_some() && clean_since == Some(0);
+        let change = match (self.now, now) {
+            (Some(before), Some(now)) => before - now,
+            _ => 0.0,
+        };
+        // The skips of neighbouring windows are one burst where no step between them was clean, or where the first
+        // spent hysteresis and the second is the fall.
+        let (left, kept) = self.window_left;
+        let joins =
+            self.burst.is_some() && clean_since == Some(0) && (left == 0 || kept && change > NOISE);
         let room = length.is_some_and(|length| length > calm.skipped);
         let at_start = self.at_start(Some(first));
         if !joins {
             self.end_burst();
             self.end_quiet(clean_since);
         }
-        let change = match (before, now) {
-            (Some(before), Some(now)) => before - now,
-            _ => 0.0,
-        };
         if self.burst.is_none() {
             self.burst = Some(Burst {
                 line: calm.line,
@@ -820,8 +826,8 @@ impl Builder<'_> {
         });
         // Steps of the window that were not skipped are clean.
         let clean = length.map_or(0, |length| length.saturating_sub(calm.skipped));
+        self.window_left = (clean, change <= NOISE);
         if clean > 0 {
-            self.end_burst();
             self.quiet_at(calm.line).clean = clean;
         }
     }
