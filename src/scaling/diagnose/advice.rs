@@ -181,7 +181,10 @@ fn start(framework: &str, scale: f64) -> String {
         "Megatron-LM" => format!("--initial-loss-scale {}", plain(scale)),
         "fairseq" | "metaseq" => format!("--fp16-init-scale {}", plain(scale)),
         "Paddle" => format!("paddle.amp.GradScaler(init_loss_scaling={})", plain(scale)),
-        "apex" => "amp.initialize takes none; torch.amp.GradScaler(init_scale=…) does".to_owned(),
+        "apex" => format!(
+            "amp.initialize(…, max_loss_scale={}) caps it there",
+            plain(scale)
+        ),
         _ => format!("torch.amp.GradScaler(init_scale={})", plain(scale)),
     }
 }

@@ -164,6 +164,8 @@ pub struct Shape {
     pub runs: usize,
     /// Lines where a run begins again with the scale of the first one.
     pub unrestored: Vec<u64>,
+    /// Events that are copies of others although they do not stand beside them.
+    pub repeats: u64,
     /// Events in an `after` format whose value rose where nothing can have grown.
     pub impossible_rises: u64,
     /// The clock that steps are told by.
@@ -220,6 +222,21 @@ struct Builder<'a> {
     bursts: usize,
     risen: f64,
     window_left: (u64, bool),
+    values: Vec<u64>,
+    impossible: u64,
+}
+
+/// How often each value stands in a list, where all stand equally often and more than once.
+fn repeated(values: &[u64]) -> Option<u64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable();
+    let mut times = None;
+    for group in sorted.chunk_by(|a, b| a == b) {
+        if *times.get_or_insert(group.len()) != group.len() {
+            return None;
+        }
+    }
+    times.filter(|times| *times > 1).map(|times| times as u64)
 }
 
 struct LastEvent {
@@ -280,6 +297,8 @@ pub fn shape(history: &History, dialect: &Dialect, scaler: Option<u64>) -> Shape
         bursts: 0,
         risen: 0.0,
         window_left: (0, false),
+        values: Vec::new(),
+        impossible: 0,
     };
     for (at, entry) in history.entries.iter().enumerate() {
         builder.entry(at, entry, scaler);
@@ -418,7 +437,37 @@ impl Builder<'_> {
     }
 
     fn end_burst(&mut self) {
-        if let Some(burst) = self.burst.take() {
+        let values = std::mem::take(&mut self.values);
+        let impossible = std::mem::take(&mut self.impossible);
+        if let Some(mut burst) = self.burst.take() {
+            // Each value equally often: every process wrote its whole ladder, one after the other.
+            if impossible > 0
+                && let Some(times) = repeated(&values)
+            {
+                burst.count /= times;
+                burst.fall /= times as f64;
+                self.shape.repeats += values.len() as u64 / times * (times - 1);
+                self.shape.impossible_rises -= impossible;
+            }
+            // Up to the very first scale and down again at once: the scaler's state was not restored.
+            let first = self.first.zip(burst.before);
+            if burst.growth >= 2.0
+                && burst.fall >= (burst.growth / 2.0).max(2.0)
+                && first.is_some_and(|(first, before)| (first - before).abs() < NOISE)
+            {
+                burst.at_start = true;
+                burst.growth = 0.0;
+                self.shape.rises.pop();
+                self.shape.unrestored.push(burst.line);
+                for filled in self.shape.filled.iter_mut().rev() {
+                    if filled.line < burst.line {
+                        break;
+                    }
+                    if filled.kind == FilledKind::Growth {
+                        filled.kind = FilledKind::Restart;
+                    }
+                }
+            }
             self.shape.items.push(Item::Burst(burst));
             self.bursts += 1;
         }
@@ -516,6 +565,7 @@ impl Builder<'_> {
                 .zip(printed_after)
                 .is_some_and(|(now, after)| after > now + NOISE);
         self.shape.impossible_rises += u64::from(impossible);
+        let rose = u64::from(impossible);
         // Back at the very first scale after a fall, with a fall right behind: the scaler's state was not restored.
         let room = clean.unwrap_or(u64::MAX);
         let restored = self.first.zip(before).is_some_and(|(first, before)| {
@@ -595,6 +645,12 @@ impl Builder<'_> {
                 at_start,
                 run: self.run,
             });
+        }
+        self.impossible += rose;
+        if let Some(after) = printed_after
+            && self.values.len() < 100_000
+        {
+            self.values.push(after.to_bits());
         }
         if let Some(burst) = &mut self.burst {
             burst.last_line = event.last_line;
