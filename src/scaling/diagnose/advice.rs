@@ -48,7 +48,7 @@ fn neighbour(diagnosis: &Diagnosis) -> Option<String> {
         Verdict::SawtoothAtCeiling => {
             "not a failure: each overflow follows a growth, and the scale comes back to the same ceiling"
         }
-        Verdict::Healthy => "not a ramp-up and no sawtooth: there are too few overflows for either",
+        Verdict::Healthy => "not a ramp-up and no sawtooth: overflows are too few for either",
         Verdict::OverflowOutpacesGrowth => {
             "not genuine NaN: the loss stays finite and clean steps lie between the overflows"
         }
@@ -181,7 +181,10 @@ fn start(framework: &str, scale: f64) -> String {
         "Megatron-LM" => format!("--initial-loss-scale {}", plain(scale)),
         "fairseq" | "metaseq" => format!("--fp16-init-scale {}", plain(scale)),
         "Paddle" => format!("paddle.amp.GradScaler(init_loss_scaling={})", plain(scale)),
-        "apex" => "amp.initialize takes none; torch.amp.GradScaler(init_scale=…) does".to_owned(),
+        "apex" => format!(
+            "amp.initialize(…, max_loss_scale={}) caps it there",
+            plain(scale)
+        ),
         _ => format!("torch.amp.GradScaler(init_scale={})", plain(scale)),
     }
 }

@@ -68,7 +68,7 @@ pub struct Calm {
     pub records: u64,
     /// Progress bar ticks.
     pub ticks: u64,
-    /// Where the first line stands.
+    /// The first step that each clock shows in it; `None` where it shows none.
     pub from: Place,
     /// Where the last line stands.
     pub to: Place,
@@ -187,6 +187,10 @@ pub struct History {
     pub other_meaning: Option<u64>,
     /// The scheduler's order warning.
     pub order_warning: Option<u64>,
+    /// A framework that prints no scale, by its lines.
+    pub framework: Option<&'static str>,
+    /// The log says that the run is in bf16.
+    pub bf16: bool,
     /// Progress lines with a learning rate of zero.
     pub rate_zero: u64,
     /// Numbers with separators of another country: the line, and whether they were understood.
@@ -240,6 +244,8 @@ pub struct Collector {
     prints: u64,
     perhaps: Option<Box<Collector>>,
     perhaps_facts: PerhapsFacts,
+    rank_scales: Vec<(u64, f64)>,
+    ranks_apart: u32,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -281,6 +287,8 @@ impl Collector {
             prints: 0,
             perhaps: None,
             perhaps_facts: PerhapsFacts::default(),
+            rank_scales: Vec::new(),
+            ranks_apart: 0,
         }
     }
 
@@ -347,6 +355,10 @@ impl Collector {
             Seen::OtherMeaning => {
                 self.history.other_meaning.get_or_insert(line);
             }
+            Seen::Framework(name) => {
+                self.history.framework.get_or_insert(name);
+            }
+            Seen::Bf16 => self.history.bf16 = true,
             Seen::Mention => {}
         }
         if let Some(perhaps) = &mut self.perhaps
@@ -470,7 +482,19 @@ impl Collector {
         let anything = self.events > 0 || self.history.records > 0;
         if anything {
             self.close();
-            self.push(Entry::Restart { line });
+            // Overflows since the last progress line already belong to the new run.
+            let entries = &mut self.history.entries;
+            let at = entries
+                .iter()
+                .rposition(|entry| !matches!(entry, Entry::Event(_)))
+                .map_or(0, |last| last + 1);
+            let line = match entries.get(at) {
+                Some(Entry::Event(event)) => event.line,
+                _ => line,
+            };
+            if at > 0 && entries.len() < MOST_ENTRIES {
+                entries.insert(at, Entry::Restart { line });
+            }
         }
         self.last_after = None;
     }
@@ -531,6 +555,17 @@ impl Collector {
         {
             overflow.before = None;
             self.history.cut = Some(line);
+        }
+        if let (Some(rank), Some(after)) = (overflow.rank, overflow.after) {
+            let known = self
+                .rank_scales
+                .iter()
+                .position(|(known, _)| *known == rank);
+            match known {
+                Some(at) => self.rank_scales[at].1 = after.value,
+                None if self.rank_scales.len() < 4096 => self.rank_scales.push((rank, after.value)),
+                None => {}
+            }
         }
         self.history.still_updated += u64::from(overflow.still_updated);
         if self.join(message, &overflow) {
@@ -680,6 +715,17 @@ impl Collector {
                 record.scale = None;
             }
         }
+        if self.rank_scales.len() > 1 {
+            let first = self.rank_scales[0].1;
+            if self.rank_scales.iter().any(|(_, value)| *value != first) {
+                self.ranks_apart += 1;
+                // Once may be a line that came late.
+                if self.ranks_apart >= 2 {
+                    self.history.ranks_differ.get_or_insert(line);
+                }
+            }
+        }
+        self.rank_scales.clear();
         let clock = record.clock as usize;
         if record.clock == Clock::Bar {
             let of = record.of.unwrap_or(0);
@@ -785,7 +831,7 @@ impl Collector {
                 last_line: line,
                 records: 0,
                 ticks: 0,
-                from: self.place,
+                from: [None; CLOCKS],
                 to: self.place,
                 scale: record.scale,
                 train: None,
@@ -798,6 +844,12 @@ impl Collector {
         if let Some(calm) = &mut self.calm {
             calm.last_line = line;
             calm.to = self.place;
+            if record.step.is_some() {
+                calm.from[clock] = calm.from[clock].or(self.place[clock]);
+            }
+            if record.scale.is_some() {
+                calm.from[PRINTS] = calm.from[PRINTS].or(self.place[PRINTS]);
+            }
             if calm.scale.is_none() {
                 calm.scale = record.scale;
             }

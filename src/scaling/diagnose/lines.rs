@@ -15,7 +15,7 @@ use std::io::{self, Read};
 use std::sync::LazyLock;
 
 /// Every line of every dialect holds one of these. (Few and short: the search is as fast as its weakest literal.)
-const NEEDLES: [&str; 14] = [
+const NEEDLES: [&str; 17] = [
     "oss",
     "scal",
     "Scal",
@@ -30,6 +30,9 @@ const NEEDLES: [&str; 14] = [
     "gradients at all",
     "begin training",
     "| epoch ",
+    "bf16=",
+    "bfloat16",
+    "Epoch(train)",
 ];
 
 /// Room for one piece; longer ones are cut.
@@ -104,6 +107,8 @@ impl Lines {
         let mut line = 1;
         let mut wanted = false;
         let mut error = None;
+        // Lines that are numbers and nothing else hold no literal: where they are many, every line is shown.
+        let mut every = false;
         loop {
             let read = match reader.read(&mut buffer[held..]) {
                 Ok(read) => read,
@@ -115,6 +120,8 @@ impl Lines {
             };
             if facts.bytes == 0 {
                 facts.binary = is_binary(&buffer[..read]);
+                every = is_mostly_numbers(&buffer[..read]);
+                wanted |= every;
             }
             facts.bytes += read as u64;
             let filled = held + read;
@@ -134,7 +141,13 @@ impl Lines {
                 held = filled;
                 continue;
             };
-            self.block(&buffer[..whole], ended, &mut line, &mut wanted, see);
+            self.block(
+                &buffer[..whole],
+                ended,
+                &mut line,
+                &mut wanted,
+                &mut |piece| see(piece) || every,
+            );
             if ended {
                 facts.unfinished = filled > 0 && buffer[filled - 1] != b'\n';
                 break;
@@ -202,6 +215,24 @@ impl Lines {
         }
         *line += memchr_iter(b'\n', &block[at.min(block.len())..]).count() as u64;
     }
+}
+
+/// Whether at least a third of the first lines are a number and nothing else.
+fn is_mostly_numbers(head: &[u8]) -> bool {
+    let (mut lines, mut numbers) = (0, 0);
+    for line in head[..head.len().min(16 << 10)].split(|b| *b == b'\n') {
+        let line = line.trim_ascii();
+        lines += usize::from(!line.is_empty());
+        numbers += usize::from(is_number(line));
+    }
+    numbers >= 3 && numbers * 3 >= lines
+}
+
+/// Whether a line is a number with a decimal point and nothing else.
+pub fn is_number(line: &[u8]) -> bool {
+    line.first().is_some_and(u8::is_ascii_digit)
+        && line.contains(&b'.')
+        && std::str::from_utf8(line).is_ok_and(|text| text.parse::<f64>().is_ok())
 }
 
 /// Whether more than a tenth of the bytes are control characters that no log prints, or any is zero.

@@ -167,7 +167,6 @@ impl Diagnosis {
         let families = event_families(history);
         let mixed = families.len() > 1;
         let silent_framework = silent_framework(history);
-        let shape = shape::shape(history, dialect, None);
         let any_format = dialect.format != "none";
         let last = history.last;
         let facts = verdict::Facts {
@@ -177,7 +176,16 @@ impl Diagnosis {
             reaches_inf: last.is_some_and(|p| p.value == f64::INFINITY),
             rounded_zero: last.is_some_and(|p| p.value == 0.0 && p.half_unit > 0.0),
         };
-        let held = verdict::judge(history, &shape, facts);
+        // Several scalers are judged one by one; the worst is the verdict.
+        let (shape, held) = scalers(history)
+            .into_iter()
+            .map(|scaler| {
+                let shape = shape::shape(history, dialect, scaler);
+                let held = verdict::judge(history, &shape, facts);
+                (shape, held)
+            })
+            .min_by_key(|(_, held)| held.first().map(|held| held.verdict))
+            .expect("there is at least one");
         let (skipped_steps, skipped_min) = skipped(history, &shape, dialect, mixed);
         let growth_interval = if mixed {
             None
@@ -263,6 +271,24 @@ fn dialect_of(history: &History) -> &'static Dialect {
     best.map_or(&Dialect::PLAIN, |(.., at)| ALL[at])
 }
 
+/// The scalers that events name; one without a name where there is only one.
+fn scalers(history: &History) -> Vec<Option<u64>> {
+    let mut names: Vec<Option<u64>> = Vec::new();
+    for entry in &history.entries {
+        if let history::Entry::Event(event) = entry
+            && event.overflow.scaler.is_some()
+            && !names.contains(&event.overflow.scaler)
+            && names.len() < 16
+        {
+            names.push(event.overflow.scaler);
+        }
+    }
+    match names.len() {
+        0 | 1 => vec![None],
+        _ => names,
+    }
+}
+
 /// Families whose event lines stand in the log; our own recorder's lines go with any.
 fn event_families(history: &History) -> Vec<&'static str> {
     let mut families: Vec<&'static str> = Vec::new();
@@ -279,10 +305,12 @@ fn event_families(history: &History) -> Vec<&'static str> {
 
 /// A framework that prints no scale, told by its signs.
 fn silent_framework(history: &History) -> Option<&'static str> {
-    if history.order_warning.is_some() {
-        return Some("PyTorch");
+    if history.bf16 {
+        return None;
     }
-    (history.rate_zero > 0).then_some("Hugging Face Trainer")
+    history
+        .framework
+        .or(history.order_warning.map(|_| "PyTorch"))
 }
 
 /// Steps that the log shows to be skipped, and a lower bound where it does not tell.
@@ -292,10 +320,10 @@ fn skipped(
     dialect: &Dialect,
     mixed: bool,
 ) -> (Option<u64>, Option<u64>) {
-    let printed: u64 = history.events_by_dialect.iter().sum::<u64>()
-        - history
-            .still_updated
-            .min(history.events_by_dialect.iter().sum());
+    let all: u64 = history.events_by_dialect.iter().sum();
+    let printed = all
+        .saturating_sub(history.still_updated)
+        .saturating_sub(shape.repeats);
     let inferred: u64 = shape
         .filled
         .iter()

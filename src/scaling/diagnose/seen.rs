@@ -188,6 +188,10 @@ pub enum Seen {
     Start,
     /// The optimizer or scheduler order warning, a sign of a skipped first step.
     OrderWarning,
+    /// A line of a framework that prints no scale.
+    Framework(&'static str),
+    /// The run is in bf16.
+    Bf16,
     /// The key is there, with a text or a list as its value: it is something else's name.
     OtherMeaning,
     /// A line of a format that says nothing about a step.

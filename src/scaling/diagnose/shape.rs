@@ -164,6 +164,8 @@ pub struct Shape {
     pub runs: usize,
     /// Lines where a run begins again with the scale of the first one.
     pub unrestored: Vec<u64>,
+    /// Events that are copies of others although they do not stand beside them.
+    pub repeats: u64,
     /// Events in an `after` format whose value rose where nothing can have grown.
     pub impossible_rises: u64,
     /// The clock that steps are told by.
@@ -219,6 +221,22 @@ struct Builder<'a> {
     next_known: Vec<Option<u64>>,
     bursts: usize,
     risen: f64,
+    window_left: (u64, bool),
+    values: Vec<u64>,
+    impossible: u64,
+}
+
+/// How often each value stands in a list, where all stand equally often and more than once.
+fn repeated(values: &[u64]) -> Option<u64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable();
+    let mut times = None;
+    for group in sorted.chunk_by(|a, b| a == b) {
+        if *times.get_or_insert(group.len()) != group.len() {
+            return None;
+        }
+    }
+    times.filter(|times| *times > 1).map(|times| times as u64)
 }
 
 struct LastEvent {
@@ -278,6 +296,9 @@ pub fn shape(history: &History, dialect: &Dialect, scaler: Option<u64>) -> Shape
         next_known,
         bursts: 0,
         risen: 0.0,
+        window_left: (0, false),
+        values: Vec::new(),
+        impossible: 0,
     };
     for (at, entry) in history.entries.iter().enumerate() {
         builder.entry(at, entry, scaler);
@@ -416,7 +437,37 @@ impl Builder<'_> {
     }
 
     fn end_burst(&mut self) {
-        if let Some(burst) = self.burst.take() {
+        let values = std::mem::take(&mut self.values);
+        let impossible = std::mem::take(&mut self.impossible);
+        if let Some(mut burst) = self.burst.take() {
+            // Each value equally often: every process wrote its whole ladder, one after the other.
+            if impossible > 0
+                && let Some(times) = repeated(&values)
+            {
+                burst.count /= times;
+                burst.fall /= times as f64;
+                self.shape.repeats += values.len() as u64 / times * (times - 1);
+                self.shape.impossible_rises -= impossible;
+            }
+            // Up to the very first scale and down again at once: the scaler's state was not restored.
+            let first = self.first.zip(burst.before);
+            if burst.growth >= 2.0
+                && burst.fall >= (burst.growth / 2.0).max(2.0)
+                && first.is_some_and(|(first, before)| (first - before).abs() < NOISE)
+            {
+                burst.at_start = true;
+                burst.growth = 0.0;
+                self.shape.rises.pop();
+                self.shape.unrestored.push(burst.line);
+                for filled in self.shape.filled.iter_mut().rev() {
+                    if filled.line < burst.line {
+                        break;
+                    }
+                    if filled.kind == FilledKind::Growth {
+                        filled.kind = FilledKind::Restart;
+                    }
+                }
+            }
             self.shape.items.push(Item::Burst(burst));
             self.bursts += 1;
         }
@@ -514,6 +565,7 @@ impl Builder<'_> {
                 .zip(printed_after)
                 .is_some_and(|(now, after)| after > now + NOISE);
         self.shape.impossible_rises += u64::from(impossible);
+        let rose = u64::from(impossible);
         // Back at the very first scale after a fall, with a fall right behind: the scaler's state was not restored.
         let room = clean.unwrap_or(u64::MAX);
         let restored = self.first.zip(before).is_some_and(|(first, before)| {
@@ -593,6 +645,12 @@ impl Builder<'_> {
                 at_start,
                 run: self.run,
             });
+        }
+        self.impossible += rose;
+        if let Some(after) = printed_after
+            && self.values.len() < 100_000
+        {
+            self.values.push(after.to_bits());
         }
         if let Some(burst) = &mut self.burst {
             burst.last_line = event.last_line;
@@ -727,7 +785,7 @@ impl Builder<'_> {
                 _ => {}
             }
         }
-        if to.is_some() {
+        if from.is_some() && to.is_some() {
             self.known = to;
             self.since = 0;
         }
@@ -752,17 +810,21 @@ impl Builder<'_> {
         });
         let steps = self.clock.map(|_| [first, last]);
         let before = self.now;
-        let joins = self.burst.is_some() && clean_since == Some(0);
+        let change = match (self.now, now) {
+            (Some(before), Some(now)) => before - now,
+            _ => 0.0,
+        };
+        // The skips of neighbouring windows are one burst where no step between them was clean, or where the first
+        // spent hysteresis and the second is the fall.
+        let (left, kept) = self.window_left;
+        let joins =
+            self.burst.is_some() && clean_since == Some(0) && (left == 0 || kept && change > NOISE);
         let room = length.is_some_and(|length| length > calm.skipped);
         let at_start = self.at_start(Some(first));
         if !joins {
             self.end_burst();
             self.end_quiet(clean_since);
         }
-        let change = match (before, now) {
-            (Some(before), Some(now)) => before - now,
-            _ => 0.0,
-        };
         if self.burst.is_none() {
             self.burst = Some(Burst {
                 line: calm.line,
@@ -820,8 +882,8 @@ impl Builder<'_> {
         });
         // Steps of the window that were not skipped are clean.
         let clean = length.map_or(0, |length| length.saturating_sub(calm.skipped));
+        self.window_left = (clean, change <= NOISE);
         if clean > 0 {
-            self.end_burst();
             self.quiet_at(calm.line).clean = clean;
         }
     }

@@ -475,7 +475,7 @@ fn sawtooth(history: &History, shape: &Shape, _: Facts) -> Finding {
         return None;
     }
     let teeth: Vec<&Burst> = bursts(shape)
-        .filter(|b| !b.counted && b.growth > 0.5 && b.count <= 2 && b.before.is_some())
+        .filter(|b| is_tooth(b) && b.before.is_some())
         .collect();
     let ceilings = || teeth.iter().filter_map(|b| b.before);
     let spread =

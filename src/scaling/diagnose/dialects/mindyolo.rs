@@ -32,11 +32,17 @@ pub const DIALECT: Dialect = Dialect {
         },
         Line {
             needle: "overflow, loss scale adjust to",
-            read: |cursor| event(cursor, false),
+            read: adjusted,
         },
     ],
     ..Dialect::PLAIN
 };
+
+/// Without a word on the step: one widespread fork prints it when the gradients are *finite*, so the line only shows
+/// the scale; a fall of it shows the overflow.
+fn adjusted(cursor: &mut Cursor<'_>) -> Result<Seen, Miss> {
+    Ok(Seen::Scale(Printed::exact(cursor.number()?)))
+}
 
 fn event(cursor: &mut Cursor<'_>, still_updated: bool) -> Result<Seen, Miss> {
     Ok(Seen::Overflow(Overflow {

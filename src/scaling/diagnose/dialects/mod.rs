@@ -3,8 +3,8 @@
 //! A dialect declares its lines (a literal to look for and a function that reads what follows) and what the printed
 //! number means. Adding one is adding a file, a line in [`ALL`] and a fixture under `tests/data/logs`.
 
-use super::lines::Piece;
-use super::seen::{Prints, Record, Seen};
+use super::lines::{Piece, is_number};
+use super::seen::{Printed, Prints, Record, Seen};
 use super::text::{Cursor, Miss, is_word};
 use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
 use std::borrow::Cow;
@@ -244,6 +244,20 @@ impl Reader {
             }
             self.messages(&torn, line, false, true);
             self.found.drain(..).for_each(|(_, message)| see(message));
+        }
+        let bare = text.trim_ascii();
+        if is_number(bare)
+            && let Ok(number) = Cursor::new(bare, 0, piece.cut).number()
+        {
+            // `print(scaler.get_scale())`, perhaps.
+            see(Message {
+                line: piece.line,
+                dialect: PROGRESS - 1,
+                kind: 0,
+                time: None,
+                seen: Seen::PerhapsScale(Printed::exact(number)),
+            });
+            return false;
         }
         self.messages(&text, piece.line, piece.cut, false);
         if let Some(unwrapped) = unwrapped(&text) {

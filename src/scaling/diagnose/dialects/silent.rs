@@ -9,6 +9,7 @@
 
 use super::{Dialect, Line};
 use crate::scaling::diagnose::seen::Seen;
+use crate::scaling::diagnose::text::Miss;
 
 pub const DIALECT: Dialect = Dialect {
     framework: "PyTorch",
@@ -18,13 +19,36 @@ pub const DIALECT: Dialect = Dialect {
             read: |_| Ok(Seen::OrderWarning),
         },
         Line {
+            needle: "'learning_rate': ",
+            read: |cursor| match cursor.text.starts_with(b"{'loss': ") {
+                true => Ok(Seen::Framework("Hugging Face Trainer")),
+                false => Err(Miss::Other),
+            },
+        },
+        Line {
+            needle: "it/s, v_num=",
+            read: |_| Ok(Seen::Framework("Lightning")),
+        },
+        Line {
+            needle: "mmengine - INFO - Epoch(train)",
+            read: |_| Ok(Seen::Framework("MMEngine")),
+        },
+        Line {
+            needle: "bf16=True",
+            read: |_| Ok(Seen::Bf16),
+        },
+        Line {
+            needle: "torch.bfloat16",
+            read: |_| Ok(Seen::Bf16),
+        },
+        Line {
             needle: "loss_scale_map",
             read: |_| Ok(Seen::OtherMeaning),
         },
         Line {
             needle: "loss_scale='",
             read: |cursor| match cursor.rest().first() {
-                Some(b'0'..=b'9') => Err(crate::scaling::diagnose::text::Miss::Other),
+                Some(b'0'..=b'9') => Err(Miss::Other),
                 _ => Ok(Seen::OtherMeaning),
             },
         },

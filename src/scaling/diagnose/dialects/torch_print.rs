@@ -156,7 +156,7 @@ fn named(cursor: &mut Cursor<'_>) -> Result<Seen, Miss> {
     while key > 0 && (is_word(cursor.text[key - 1])) {
         key -= 1;
     }
-    if key > 0 && matches!(cursor.text[key - 1], b'-' | b'/') {
+    if key > 0 && cursor.text[key - 1] == b'-' {
         return Err(Miss::Other);
     }
     let word = &cursor.text[key..place];
