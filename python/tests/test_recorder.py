@@ -22,7 +22,7 @@ from gradscale import Recorder
 from gradscale._writer import Column
 from gradscale.errors import ModelError, ProbeError, RecorderClosed, ScalerConflict, TraceExists
 from gradscale.sketch import Sketch, sketch
-from gradscale.trace import chunk_paths, column, read_chunk, read_trace
+from gradscale.trace import chunk_paths, column, read_trace
 
 INF, NAN = float("inf"), float("nan")
 
