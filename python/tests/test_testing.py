@@ -66,6 +66,16 @@ def test_a_state_is_loaded_into_a_fresh_scaler(subject):
     assert answers[-2]["scale"] == direct / 2 and answers[-1]["scale"] == direct
 
 
+def test_what_a_state_leaves_out_is_lost():
+    class Forgetful(Plain):
+        def state_dict(self):
+            return {"loss_scale": self.loss_scale}
+
+    # Loaded into the same object, the two clean steps before would still be there.
+    answers = talk([RESET, CLEAN, CLEAN, {"op": "load", "state": {"loss_scale": 8.0}}, CLEAN, CLEAN, CLEAN], Forgetful)
+    assert [a["scale"] for a in answers[-3:]] == [8.0, 8.0, 16.0]
+
+
 def test_a_scaler_that_is_told():
     answers = talk([reset(interval=2), CLEAN, CLEAN, OVERFLOW], Plain)
     assert [a["scale"] for a in answers] == [8.0, 8.0, 16.0, 8.0] and answers[-1]["skipped"]
