@@ -20,6 +20,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import record_run  # noqa: E402
+
 from gradscale import Recorder  # noqa: E402
 
 

@@ -81,7 +81,7 @@ def reduction_of(model: "torch.nn.Module", world_size: int) -> "Dict[int, Option
         reduced = False
         if placements is not None:
             complete = not any(p.is_partial() for p in placements)
-            spans = parameter.device_mesh.size() == world_size
+            spans = parameter.device_mesh.size() == world_size  # type: ignore[attr-defined]
             reduced = complete and (spans or any(p.is_shard() for p in placements) and _is_fully_sharded(model))
         out[id(parameter)] = "reduced" if reduced else "unreduced"
     return out

@@ -117,7 +117,7 @@ class Run:
                 mine[rows] = np.where(np.isnan(mine[rows]), theirs, mine[rows])
             recorded = np.where(chunk["found_inf"] == 255, -1, chunk["found_inf"].astype(np.int16)).astype(np.int8)
             self._found_inf[rows] = np.maximum(self._found_inf[rows], recorded)
-            at = np.ix_(rows, columns)
+            at = np.ix_(rows, np.array(columns, np.int64))
             self._amax[at] = np.fmax(self._amax[at], chunk["amax"])
             self._nonfinite[at] |= chunk["nonfinite"] & 3
             none_finite[at] &= (chunk["nonfinite"] & 4 != 0) | np.isnan(chunk["amax"])
@@ -181,7 +181,7 @@ class Run:
         if self._pandas is False:
             return None
         try:
-            import pandas
+            import pandas  # type: ignore[import-untyped]
         except ImportError:
             if self._pandas:
                 raise

@@ -89,10 +89,10 @@ class _Pending:
         self.order = [moved.get(i, i) for i in self.order]
         self.largest = {moved.get(i, i) for i in self.largest}
         self.waiting = [(moved.get(e[0], e[0]), *e[1:]) for e in self.waiting]
-        self.amax, self.bits, self.rows, self.first = (
-            {moved.get(i, i): v for i, v in part.items()}  # type: ignore[attr-defined]
-            for part in (self.amax, self.bits, self.rows, self.first)
-        )
+        self.amax = {moved.get(i, i): v for i, v in self.amax.items()}
+        self.bits = {moved.get(i, i): v for i, v in self.bits.items()}
+        self.rows = {moved.get(i, i): v for i, v in self.rows.items()}
+        self.first = {moved.get(i, i): v for i, v in self.first.items()}
 
     def see(self, column: int, tensor: "torch.Tensor", largest: bool = False) -> None:
         """Takes in a gradient. ``largest``: amax is that of all calls, not of the last."""

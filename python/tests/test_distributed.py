@@ -271,6 +271,28 @@ def test_a_scaler_and_accumulation_above_the_limit(tmp_path):
     assert chunks[-1].metadata["values"] == "scaled"
 
 
+def sparse_and_flagged(rank, world_size, trace):
+    model = nn.Embedding(10, 3, sparse=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    with Recorder(model, trace, max_writers=1, every=1, scaler=scaler) as recorder:
+        scaler.scale(model(torch.tensor([1, 1, 4 + rank])).sum()).backward()
+        if rank == 1:  # after the hooks: only rank 1's scaler sees it
+            model.weight.grad = torch.full((10, 3), INF)
+        else:
+            model.weight.grad = model.weight.grad.to_dense()
+        scaler.unscale_(optimizer)
+        recorder.step()
+
+
+def test_sparse_gradients_and_a_flag_that_one_ranks_scaler_alone_has(tmp_path):
+    ranks.run(sparse_and_flagged, 2, tmp_path / "store", tmp_path / "trace")
+    (chunk,) = read_trace(tmp_path / "trace")
+    one = chunk.sketches().sketches[0][0]
+    assert (one.elements, one.zeros, one.finite_nonzero) == (60, 48, 12)
+    assert chunk["found_inf"].tolist() == [1] and chunk["nonfinite"].tolist() == [[0]] and chunk["amax"].tolist() == [[16.0]]
+
+
 def probing(rank, world_size, trace):
     model = tiny()
     with Recorder(model, trace, max_writers=1, every=1) as recorder:

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-import gradscale
 from gradscale import Recorder, explain
 from gradscale.errors import ModelError
 from gradscale.explain import CAUSES, Explanation

@@ -2,13 +2,10 @@
 
 import copy
 import math
-import os
 import pickle
 import random
-import signal
 import subprocess
 import sys
-import time
 import warnings
 from pathlib import Path
 
@@ -25,7 +22,7 @@ from gradscale import Recorder
 from gradscale._writer import Column
 from gradscale.errors import ModelError, ProbeError, RecorderClosed, ScalerConflict, TraceExists
 from gradscale.sketch import Sketch, sketch
-from gradscale.trace import chunk_paths, column, read_chunk, read_trace
+from gradscale.trace import chunk_paths, column, read_trace
 
 INF, NAN = float("inf"), float("nan")
 
@@ -848,25 +845,6 @@ def test_the_interpreters_exit_writes_the_open_chunk(tmp_path):
     child = spawn(tmp_path, 2)
     assert child.wait(60) == 0
     assert [c["step"].tolist() for c in read_trace(tmp_path)] == [[0], [1]]
-
-
-def test_killed_at_any_moment_it_leaves_readable_chunks(tmp_path):
-    rng = random.Random(8)
-    children = [spawn(tmp_path / str(i), 10**9) for i in range(4)]
-    for child in children:
-        child.stdout.readline()
-    for i, child in enumerate(children):
-        time.sleep(rng.uniform(0.05, 0.3))
-        os.kill(child.pid, signal.SIGKILL)
-        child.wait(60)
-    for i in range(4):
-        paths = chunk_paths(tmp_path / str(i))
-        for path in paths:
-            read_chunk(path)
-        if paths:
-            steps = column(read_trace(tmp_path / str(i)), "step")
-            assert steps.tolist() == list(range(len(steps)))
-    assert any(len(chunk_paths(tmp_path / str(i))) > 2 for i in range(4))
 
 
 # ---- ranks

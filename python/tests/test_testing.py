@@ -13,6 +13,7 @@ import pytest
 import torch
 from plain_scaler import Plain
 from program import needs_program, run_json
+from wrong_scalers import ForgetsTracker, StepsAnyway
 
 import gradscale
 from gradscale.errors import ScalerError
@@ -63,6 +64,16 @@ def test_a_state_is_loaded_into_a_fresh_scaler(subject):
     other = [reset(**{key: 3}), OVERFLOW, CLEAN, {"op": "load", "state": state}, CLEAN]
     answers = talk(other, subject)
     assert answers[-2]["scale"] == direct / 2 and answers[-1]["scale"] == direct
+
+
+def test_what_a_state_leaves_out_is_lost():
+    class Forgetful(Plain):
+        def state_dict(self):
+            return {"loss_scale": self.loss_scale}
+
+    # Loaded into the same object, the two clean steps before would still be there.
+    answers = talk([RESET, CLEAN, CLEAN, {"op": "load", "state": {"loss_scale": 8.0}}, CLEAN, CLEAN, CLEAN], Forgetful)
+    assert [a["scale"] for a in answers[-3:]] == [8.0, 8.0, 16.0]
 
 
 def test_a_scaler_that_is_told():
@@ -146,6 +157,15 @@ def test_an_infinite_scale_is_a_text():
             self.interval, self.clean = 1, 0
 
     assert talk([RESET], Infinite) == [{"scale": "inf", "config": None}]
+
+
+def test_bugs_of_torchs_kind_show_in_the_answers():
+    start = [reset(init_scale=8.0, growth_interval=3)]
+    right, wrong = (talk([*start, OVERFLOW], kind)[-1] for kind in (torch.amp.GradScaler, StepsAnyway))
+    assert right == {"scale": 4.0, "skipped": True} and wrong == {"scale": 4.0, "skipped": False}
+    for kind, scale in ((torch.amp.GradScaler, 16.0), (ForgetsTracker, 8.0)):
+        state = talk([*start, CLEAN, CLEAN, SAVE], kind)[-1]["state"]
+        assert talk([*start, {"op": "load", "state": state}, CLEAN], kind)[-1]["scale"] == scale
 
 
 def test_steps_are_fast():
@@ -242,12 +262,3 @@ def test_a_broken_subclass_is_found():
     assert not document["passed"] and "never_grows_early" in broken
     one = next(p["counterexample"] for p in document["properties"] if p["name"] == "never_grows_early")
     assert 1 in one["found_inf"] and len(one["found_inf"]) <= 12
-
-
-@needs_program
-@pytest.mark.parametrize(
-    "name, history, law", [("StepsAnyway", "1", "skips_exactly_on_overflow"), ("ForgetsTracker", "0x5", "save_load_continues")]
-)
-def test_other_bugs_are_found_on_a_history_of_theirs(name, history, law):
-    _, broken = check(f"wrong_scalers.{name}", "--policy", "pytorch:growth_interval=5", "--replay", history, status=1)
-    assert law in broken

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional, Tuple, Union
 
 if TYPE_CHECKING:
     from ..recorder import Recorder
@@ -16,7 +16,7 @@ class Callback:
     """
 
     #: Names that are events, and so methods that do nothing unless they are defined.
-    _EVENTS = ("on_",)
+    _EVENTS: Tuple[str, ...] = ("on_",)
 
     def __init__(self, trace: "Union[str, os.PathLike[str], None]" = None, **recorder: Any) -> None:
         self._trace = trace
