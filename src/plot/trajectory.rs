@@ -16,6 +16,8 @@ pub struct Trajectory {
     pub policy: String,
     /// First and last step.
     pub steps: (u64, u64),
+    /// Steps that one stretch of `amax` stands for.
+    pub stretch: u64,
     /// Least and largest amax of each stretch of steps, by the stretch's first step.
     pub amax: Vec<(u64, f64, f64)>,
     /// The scale from each step on.
@@ -85,6 +87,7 @@ impl Trajectory {
             label: label.to_owned(),
             policy: name.to_owned(),
             steps,
+            stretch: stretch as u64,
             amax,
             scales,
             skipped,
@@ -116,8 +119,7 @@ impl Draw for Trajectory {
     fn caption(&self) -> String {
         format!(
             "{}: the largest absolute gradient of each step (from the least to the largest within {} steps) under 65520/scale, the first gradient that overflows FP16 at the policy's scale. Where the two meet, the step is skipped (crosses). gradscale plot --kind trajectory",
-            self.label,
-            self.amax.windows(2).next().map_or(1, |w| w[1].0 - w[0].0)
+            self.label, self.stretch
         )
     }
 

@@ -122,9 +122,9 @@ fn section(html: &mut String, run: &RunReport, figures: &[(&'static str, Figure)
         let margin = table::margin(answer);
         let _ = writeln!(
             html,
-            "<dt>Best static scale</dt><dd>{} ({lost}{} steps skipped{margin})</dd>",
+            "<dt>Best static scale</dt><dd>{} ({lost}{} skipped{margin})</dd>",
             text::scale(*scale),
-            cost.skipped
+            text::steps(cost.skipped)
         );
     }
     if let Some(real) = &run.real {
@@ -141,7 +141,8 @@ fn section(html: &mut String, run: &RunReport, figures: &[(&'static str, Figure)
             .unwrap_or(f64::NAN);
         let _ = writeln!(
             html,
-            "<dt>Really run in FP16</dt><dd>{skipped} steps skipped, last step at scale {}; the replay of <code>{}</code> says {} skipped, scale {} after the last step</dd>",
+            "<dt>Really run in FP16</dt><dd>{} skipped, last step at scale {}; the replay of <code>{}</code> says {} skipped, scale {} after the last step</dd>",
+            text::steps(skipped as u64),
             text::scale(last),
             escape(&run.simulated[0].0),
             predicted.skipped,

@@ -469,6 +469,13 @@ fn fits(trace: &Trace, figures: &Figures, options: &Options) -> Fits {
         .iter()
         .any(|c| matches!(c, Capture::Fp16 { .. }))
         && trace.probes.is_empty();
+    if figures.answer.is_none() {
+        let reason = "too few steps were recorded to say what a scale would lose".to_owned();
+        return Fits {
+            word: "unknown",
+            reason,
+        };
+    }
     let Some(lost) = lost else {
         let reason =
             "underflow was not recorded: it takes sketches, of gradients in FP32 or of probes"

@@ -226,9 +226,9 @@ pub fn losses(answer: &Recommendation) -> String {
     let now = &answer.default.cost;
     let one = |cost: &crate::scaling::Cost| match cost.lost_update {
         Some(lost) => format!(
-            "{} of the updates ({} steps skipped, {} flushed to zero)",
+            "{} of the updates ({} skipped, {} flushed to zero)",
             percent(measure.of(lost)),
-            cost.skipped,
+            text::steps(cost.skipped),
             percent(cost.underflow.map_or(0.0, |lost| measure.of(lost)))
         ),
         None => format!("{} skipped steps of {}", cost.skipped, cost.steps),

@@ -48,6 +48,11 @@ pub fn count(value: u64) -> String {
     text
 }
 
+/// "1 step", "2 steps".
+pub fn steps(value: u64) -> String {
+    format!("{} step{}", count(value), if value == 1 { "" } else { "s" })
+}
+
 /// A count in at most five characters: `12.3M`.
 pub fn short_count(value: u64) -> String {
     const UNITS: [&str; 6] = ["", "k", "M", "G", "T", "P"];

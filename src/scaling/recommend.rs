@@ -535,6 +535,11 @@ pub fn percent(share: f64) -> String {
     }
 }
 
+/// "1 step", "2 steps".
+fn counted(steps: u64) -> String {
+    format!("{steps} step{}", if steps == 1 { "" } else { "s" })
+}
+
 /// The first names of a list, and how many more there are.
 fn first_few(names: &[String]) -> String {
     let shown = names
@@ -605,16 +610,16 @@ fn why(
             parts.push("what the record leaves open decides the answer".to_owned());
         }
         (Answer::KeepDefault, Basis::LostUpdate) => parts.push(format!(
-            "with {default_interval} {} of the updates are lost ({} steps skipped, {} flushed to zero), and no interval saves more than {} of them",
+            "with {default_interval} {} of the updates are lost ({} skipped, {} flushed to zero), and no interval saves more than {} of them",
             percent(default.j(measure)),
-            default.skipped,
+            counted(default.skipped),
             percent(default.underflow.map_or(0.0, |lost| measure.of(lost))),
             percent(options.tolerance),
         )),
         (Answer::Change, Basis::LostUpdate) => parts.push(format!(
-            "with {default_interval} {} of the updates are lost ({} steps skipped, {} flushed to zero), with {growth_interval} {} ({} skipped, {} flushed)",
+            "with {default_interval} {} of the updates are lost ({} skipped, {} flushed to zero), with {growth_interval} {} ({} skipped, {} flushed)",
             percent(default.j(measure)),
-            default.skipped,
+            counted(default.skipped),
             percent(default.underflow.map_or(0.0, |lost| measure.of(lost))),
             percent(recommended.j(measure)),
             recommended.skipped,
