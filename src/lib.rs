@@ -27,6 +27,7 @@ pub mod plot;
 pub mod report;
 pub mod scaling;
 pub mod tally;
+pub mod text;
 pub mod warning;
 
 #[cfg(feature = "cli")]

@@ -77,13 +77,13 @@ impl Axis {
                 _ => format!("1e{} %", k + 2),
             }),
             Ticks::LinearPercent => {
-                let text = |v: f64| format!("{} %", crate::report::text::significant(100.0 * v, 3));
+                let text = |v: f64| format!("{} %", crate::text::significant(100.0 * v, 3));
                 self.plain().into_iter().map(|v| (v, text(v))).collect()
             }
             Ticks::Plain => self
                 .plain()
                 .into_iter()
-                .map(|v| (v, crate::report::text::significant(v, 6)))
+                .map(|v| (v, crate::text::significant(v, 6)))
                 .collect(),
             Ticks::Named(named) => named.iter().filter(|(v, _)| inside(v)).cloned().collect(),
         }

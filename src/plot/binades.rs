@@ -1,8 +1,8 @@
 //! The gradient's binades with the window of FP16 at a scale.
 
 use super::{Axis, Canvas, Dash, Draw, DrawError, Legend, Ticks, palette};
-use crate::report::text;
 use crate::tally::Sketch;
+use crate::text;
 use plotters::prelude::DrawingBackend;
 
 /// How many elements lie in each binade, and which of them FP16 holds at a scale.

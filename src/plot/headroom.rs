@@ -1,8 +1,8 @@
 //! Headroom of each tensor over the steps.
 
 use super::{Axis, Canvas, Draw, DrawError, Legend, Ticks};
-use crate::report::text;
 use crate::tally::{Role, Trace};
+use crate::text;
 use plotters::prelude::DrawingBackend;
 use plotters::style::RGBColor;
 
@@ -133,7 +133,7 @@ impl Draw for Headroom {
                 let value = cell.map_or(String::new(), |value| value.to_string());
                 csv.push_str(&format!(
                     "{},{step},{value}\n",
-                    crate::report::csv::field(name)
+                    crate::text::csv_field(name)
                 ));
             }
         }

@@ -129,7 +129,7 @@ pub fn svg(figure: &impl Draw, size: Size, theme: Theme) -> Result<Figure, DrawE
         &format!("<svg width=\"{width}\" height=\"{height}\" "),
         &format!(
             "<svg role=\"img\" aria-label=\"{}\" width=\"{width}\" height=\"{height}\" ",
-            crate::report::escape(&figure.title())
+            crate::text::escape(&figure.title())
         ),
         1,
     );

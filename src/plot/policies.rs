@@ -1,9 +1,9 @@
 //! Policies side by side.
 
 use super::{Axis, Canvas, Draw, DrawError, Legend, Ticks, palette};
-use crate::report::text;
 use crate::scaling::policy::{Defaults, PolicyError, PolicySpec};
 use crate::scaling::{Measure, Timeline, cost};
+use crate::text;
 use plotters::prelude::DrawingBackend;
 
 /// One policy's cost.
@@ -100,7 +100,7 @@ impl Draw for Policies {
         for bar in &self.bars {
             csv.push_str(&format!(
                 "{},{},{},{},{}\n",
-                crate::report::csv::field(&bar.policy),
+                crate::text::csv_field(&bar.policy),
                 bar.skipped_steps,
                 bar.skipped,
                 bar.flushed.map_or(String::new(), |f| f.to_string()),

@@ -2,8 +2,8 @@
 
 use super::{Axis, Canvas, Dash, Draw, DrawError, Legend, Ticks, palette};
 use crate::float::Format;
-use crate::report::text;
 use crate::tally::{Replayed, Sketch};
+use crate::text;
 use plotters::prelude::DrawingBackend;
 
 /// Shares of the finite nonzero elements by outcome, at each scale.

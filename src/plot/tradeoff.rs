@@ -1,8 +1,8 @@
 //! Lost update against the growth interval.
 
 use super::{Axis, Canvas, Dash, Draw, DrawError, Legend, Marker, Ticks, palette};
-use crate::report::text;
 use crate::scaling::Recommendation;
+use crate::text;
 use plotters::prelude::DrawingBackend;
 
 /// One interval's cost: shares of the updates.
@@ -97,8 +97,8 @@ impl Tradeoff {
                 .and_then(|(_, cost)| cost.lost_update.map(|lost| measure.of(lost))),
             headline: format!(
                 "{} {}",
-                crate::report::table::headline(answer),
-                crate::report::table::as_good(answer).unwrap_or_default()
+                answer.headline(),
+                answer.as_good().unwrap_or_default()
             )
             .trim()
             .to_owned(),

@@ -1,10 +1,10 @@
 //! amax with the largest gradient that the scale admits, and the skipped steps.
 
 use super::{Axis, Canvas, Dash, Draw, DrawError, Legend, Marker, Ticks, palette};
-use crate::report::text;
 use crate::scaling::Timeline;
 use crate::scaling::policy::Policy;
 use crate::tally::Trace;
+use crate::text;
 use plotters::prelude::DrawingBackend;
 
 /// One policy's way through a run.

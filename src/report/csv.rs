@@ -20,7 +20,7 @@ pub fn trajectory(
 ) -> std::io::Result<()> {
     let first = timeline.run().first_step;
     let mut result = Ok(());
-    let name = field(name);
+    let name = crate::text::csv_field(name);
     timeline.replay(policy.clone_box().as_mut(), &mut |segment: &Segment| {
         for at in segment.from..segment.to {
             if result.is_ok() {
@@ -36,13 +36,4 @@ pub fn trajectory(
         }
     });
     result
-}
-
-/// A text as one CSV field.
-pub fn field(text: &str) -> String {
-    if text.contains([',', '"', '\n', '\r']) {
-        format!("\"{}\"", text.replace('"', "\"\""))
-    } else {
-        text.to_owned()
-    }
 }

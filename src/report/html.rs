@@ -66,7 +66,7 @@ fn section(html: &mut String, run: &RunReport, figures: &[(&'static str, Figure)
     );
     let (headline, mood) = match answer {
         Some(answer) => (
-            table::headline(answer),
+            answer.headline(),
             match answer.verdict {
                 Answer::KeepDefault => "good",
                 _ => "bad",
@@ -79,7 +79,7 @@ fn section(html: &mut String, run: &RunReport, figures: &[(&'static str, Figure)
     };
     let _ = writeln!(html, "<h2 class=\"{mood}\">{}</h2>", escape(&headline));
     if let Some(answer) = answer {
-        let as_good = table::as_good(answer).map_or(String::new(), |line| line + " ");
+        let as_good = answer.as_good().map_or(String::new(), |line| line + " ");
         let _ = writeln!(
             html,
             "<p>{}{}</p>",

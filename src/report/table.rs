@@ -196,30 +196,6 @@ pub fn simulation(runs: &[(usize, String, Simulated)], labels: &[String]) -> Str
     out
 }
 
-/// The verdict and the recommended interval in a line.
-pub fn headline(answer: &Recommendation) -> String {
-    let default = answer.default_interval;
-    match (answer.verdict, answer.growth_interval) {
-        (Answer::KeepDefault, _) => format!("Keep growth_interval {default}."),
-        (Answer::Change, Some(n)) => format!("Change growth_interval {default} → {n}."),
-        (Answer::NotAScaleProblem, _) => {
-            "Not a scale problem: gradients are inf or NaN at any scale.".to_owned()
-        }
-        _ => "Cannot tell from this record.".to_owned(),
-    }
-}
-
-/// What is as good, in a sentence.
-pub fn as_good(answer: &Recommendation) -> Option<String> {
-    let (low, high) = answer.interval?;
-    Some(match high {
-        Some(high) if high == low => format!("Only {low} is as good."),
-        Some(high) => format!("Anything from {low} to {high} is as good."),
-        None if low == 1 => "Any interval is as good.".to_owned(),
-        None => format!("Anything from {low} up is as good; no upper limit was seen."),
-    })
-}
-
 /// What is lost now and what would be.
 pub fn losses(answer: &Recommendation) -> String {
     let measure = answer.measure;
@@ -296,8 +272,8 @@ pub fn sureness(answer: &Recommendation) -> Vec<String> {
 
 /// The whole recommendation for a terminal.
 pub fn recommendation(answer: &Recommendation, label: &str) -> String {
-    let mut out = format!("{label}: {} steps\n\n{}\n", answer.steps, headline(answer));
-    if let Some(line) = as_good(answer) {
+    let mut out = format!("{label}: {} steps\n\n{}\n", answer.steps, answer.headline());
+    if let Some(line) = answer.as_good() {
         out.push_str(&line);
         out.push('\n');
     }

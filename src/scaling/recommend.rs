@@ -163,6 +163,32 @@ pub struct Recommendation {
     pub warnings: Vec<Warning>,
 }
 
+impl Recommendation {
+    /// The verdict and the recommended interval in a line.
+    pub fn headline(&self) -> String {
+        let default = self.default_interval;
+        match (self.verdict, self.growth_interval) {
+            (Answer::KeepDefault, _) => format!("Keep growth_interval {default}."),
+            (Answer::Change, Some(n)) => format!("Change growth_interval {default} → {n}."),
+            (Answer::NotAScaleProblem, _) => {
+                "Not a scale problem: gradients are inf or NaN at any scale.".to_owned()
+            }
+            _ => "Cannot tell from this record.".to_owned(),
+        }
+    }
+
+    /// What is as good, in a sentence.
+    pub fn as_good(&self) -> Option<String> {
+        let (low, high) = self.interval?;
+        Some(match high {
+            Some(high) if high == low => format!("Only {low} is as good."),
+            Some(high) => format!("Anything from {low} to {high} is as good."),
+            None if low == 1 => "Any interval is as good.".to_owned(),
+            None => format!("Anything from {low} up is as good; no upper limit was seen."),
+        })
+    }
+}
+
 /// Too little was recorded for a recommendation.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(

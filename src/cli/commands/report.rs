@@ -5,7 +5,7 @@ use crate::atomic;
 use crate::cli::args::{Demo, ReportArgs};
 use crate::cli::{CliError, DONE};
 use crate::report::page::{RunReport, report_json};
-use crate::report::{html, table};
+use crate::report::html;
 use std::path::Path;
 
 pub fn run(args: &ReportArgs) -> Result<u8, CliError> {
@@ -60,7 +60,7 @@ pub fn run(args: &ReportArgs) -> Result<u8, CliError> {
         }
         reading.warn(&run.warnings);
         let line = match &run.figures.answer {
-            Some(answer) => table::headline(answer),
+            Some(answer) => answer.headline(),
             None => "Cannot tell: the record is too short for a recommendation.".to_owned(),
         };
         said.push_str(&format!("{}: {line}\n", run.label));
