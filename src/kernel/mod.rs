@@ -54,6 +54,7 @@ use backend::Which;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use halves::Halves;
+use lanes::Lanes;
 use rows::Rows;
 use std::sync::Mutex;
 
@@ -107,9 +108,9 @@ impl Counter {
             return self.accumulator.add(values);
         }
         match self.backend.0 {
-            Which::Scalar => self.rows.add(scalar::Scalar, values),
-            Which::Avx2(lanes) => self.rows.add(lanes, values),
-            Which::Avx512(lanes) => self.rows.add(lanes, values),
+            Which::Scalar => scalar::Scalar.add(&mut self.rows, values),
+            Which::Avx2(lanes) => lanes.add(&mut self.rows, values),
+            Which::Avx512(lanes) => lanes.add(&mut self.rows, values),
         }
     }
 

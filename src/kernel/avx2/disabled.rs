@@ -2,7 +2,7 @@
 
 use crate::kernel::backend::Unavailable;
 use crate::kernel::lanes::{Facts, Group, Lanes, Staged};
-use crate::kernel::rows::Tables;
+use crate::kernel::rows::{Rows, Tables};
 
 /// Cannot be made here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,6 +15,10 @@ impl Avx2 {
 }
 
 impl Lanes for Avx2 {
+    fn add(self, _: &mut Rows, _: &[f32]) {
+        match self {}
+    }
+
     fn stage(self, _: &Group, _: &mut Staged) -> Facts {
         match self {}
     }
@@ -26,14 +30,6 @@ impl Lanes for Avx2 {
         _: &Staged,
         _: &mut Tables,
     ) -> Facts {
-        match self {}
-    }
-
-    fn scatter<const TURNS: usize>(self, _: &Staged, _: &mut Tables) {
-        match self {}
-    }
-
-    fn lowest(self, _: &Group) -> u32 {
         match self {}
     }
 }
