@@ -1,11 +1,17 @@
 //! What a backend has to do, and the parts of it that are plain code, compiled once for each vector unit.
 
+use super::rounding::{Block, Rounding};
 use super::rows::{LOW_BITS, ONE, Rows, Tables};
 
 /// Elements that are looked at together.
 pub(super) const GROUP: usize = 256;
 /// A group of elements.
 pub(super) type Group = [f32; GROUP];
+
+/// How many elements ahead memory is asked for: a page. The hardware looks ahead too, but not past the end of a page; a
+/// tenth was gained. Staging alone is no slower than memory, and asks for nothing.
+#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code))]
+pub(super) const AHEAD: usize = 1024;
 
 /// The words of a group.
 #[derive(Debug, Clone)]
@@ -39,6 +45,9 @@ pub(super) trait Lanes: Copy {
         before: &Staged,
         tables: &mut Tables,
     ) -> Facts;
+
+    /// [`Rounding::errors_in`], in code that is compiled for this unit.
+    fn errors(self, rounding: &Rounding, block: &Block) -> [f64; 2];
 }
 
 /// Adds words to their rows. A row is 14 bits, so no index needs a check.

@@ -1,6 +1,7 @@
 //! The portable backend: safe code, one element after another, which the others are held to.
 
 use super::lanes::{Facts, Group, Lanes, Staged, scatter};
+use super::rounding::{Block, Rounding};
 use super::rows::{Rows, Tables, word};
 
 /// No vector unit is asked for.
@@ -41,5 +42,9 @@ impl Lanes for Scalar {
     ) -> Facts {
         scatter::<TURNS>(&before.0, tables);
         self.stage(group, staged)
+    }
+
+    fn errors(self, rounding: &Rounding, block: &Block) -> [f64; 2] {
+        rounding.errors_in(block)
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::kernel::backend::Unavailable;
 use crate::kernel::lanes::{Facts, Group, Lanes, Staged};
+use crate::kernel::rounding::{Block, Rounding};
 use crate::kernel::rows::{Rows, Tables};
 
 /// Cannot be made here.
@@ -30,6 +31,10 @@ impl Lanes for Avx2 {
         _: &Staged,
         _: &mut Tables,
     ) -> Facts {
+        match self {}
+    }
+
+    fn errors(self, _: &Rounding, _: &Block) -> [f64; 2] {
         match self {}
     }
 }
