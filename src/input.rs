@@ -1,10 +1,10 @@
 //! What a path on the command line is: a dump, a trace, a series or a built-in run. Each input is one run.
 
-use crate::analysis::unscaled;
-use crate::gradients::{self, Dump, GradientsError};
+use crate::gradients::{self, Dump, DumpFile, GradientsError};
+use crate::kernel::{Backend, Nothing, Pool, read_files, read_tensor};
 use crate::tally::series::{self, SeriesError};
 use crate::tally::store::{self, TraceError};
-use crate::tally::{Accumulator, Sample, Sketch, Step, TensorInfo, Trace, nonfinite};
+use crate::tally::{Sample, Sketch, Step, TensorInfo, Trace, nonfinite};
 use crate::warning::{Kind, Warning};
 use rayon::prelude::*;
 use std::path::{Path, PathBuf};
@@ -253,6 +253,7 @@ impl Input {
     pub fn into_traces(
         self,
         reading: &gradients::Options,
+        backend: Backend,
         progress: &dyn Progress,
     ) -> Result<Vec<NamedTrace>, InputError> {
         let label = self.label();
@@ -278,8 +279,9 @@ impl Input {
                     ..Trace::default()
                 };
                 let mut warnings = Vec::new();
+                let pool = Pool::new(backend);
                 for dump in &dumps {
-                    let trace = sketch_dump(dump, &label, reading, progress, &mut warnings)?;
+                    let trace = sketch_dump(dump, &label, reading, &pool, progress, &mut warnings)?;
                     whole.merge(&trace).map_err(|source| TraceError::Merge {
                         path: dump.path().to_owned(),
                         source,
@@ -296,98 +298,57 @@ impl Input {
     }
 }
 
+/// What a file of a dump held.
+struct FileRead {
+    /// Which of the dump's steps it belongs to.
+    place: usize,
+    left_out: u64,
+    trace: Trace,
+}
+
 /// Sketches a dump: one sampled row a step; files without a step are rows 0, 1, ….
 fn sketch_dump(
     dump: &Dump,
     run_id: &str,
     reading: &gradients::Options,
+    pool: &Pool,
     progress: &dyn Progress,
     warnings: &mut Vec<Warning>,
 ) -> Result<Trace, InputError> {
-    let mut whole = Trace {
+    let empty = || Trace {
         run_id: run_id.to_owned(),
         ..Trace::default()
     };
+    let merge = |into: &mut Trace, part: &Trace| {
+        into.merge(part).map_err(|source| TraceError::Merge {
+            path: dump.path().to_owned(),
+            source,
+        })
+    };
+    // A step's ranks and shards are merged first, steps follow each other.
+    let (mut whole, mut of_step, mut current) = (empty(), empty(), 0);
     let mut left_out = 0u64;
+    let files: Vec<(usize, Option<u64>, &DumpFile)> = dump
+        .steps()
+        .iter()
+        .enumerate()
+        .flat_map(|(place, step)| step.files.iter().map(move |file| (place, step.step, file)))
+        .collect();
     progress.begin("sketching", dump.steps().len() as u64);
-    for files in dump.steps() {
-        // A step's ranks and shards are merged first, steps follow each other.
-        let mut step_trace = Trace {
-            run_id: run_id.to_owned(),
-            ..Trace::default()
-        };
-        for file in &files.files {
-            let open = file.open(reading)?;
-            left_out += open.skipped().len() as u64;
-            let step = files.step.or(open.step()).unwrap_or(0);
-            let divisor = open.dump_scale()?;
-            let sketches: Vec<Sketch> = (0..open.tensors().len())
-                .into_par_iter()
-                .map(|tensor| {
-                    let mut accumulator = Accumulator::new();
-                    let mut widened = Vec::new();
-                    open.read(tensor, &mut |chunk| {
-                        accumulator.add(unscaled(chunk, divisor, &mut widened))
-                    })?;
-                    Ok(accumulator.finish())
-                })
-                .collect::<Result<_, GradientsError>>()?;
-            let tensors: Vec<TensorInfo> = open
-                .tensors()
-                .iter()
-                .map(|meta| TensorInfo {
-                    name: meta.name.clone(),
-                    shape: meta.shape.clone(),
-                    elements: meta.elements,
-                    role: crate::tally::Role::Parameter,
-                    produced_in: None,
-                    reduction: None,
-                    backward_order: None,
-                })
-                .collect();
-            let bits = |sketch: &Sketch| {
-                let bit = |seen: bool, bit: u8| if seen { bit } else { 0 };
-                bit(sketch.inf() > 0, nonfinite::INF)
-                    | bit(sketch.nan() > 0, nonfinite::NAN)
-                    | bit(
-                        sketch.amax().is_none() && sketch.elements() > 0,
-                        nonfinite::NONE_FINITE,
-                    )
-            };
-            let part = Trace {
-                run_id: run_id.to_owned(),
-                facts: serde_json::Map::new(),
-                tensors,
-                scaled: false,
-                steps: vec![Step {
-                    step,
-                    loss_scale: None,
-                    found_inf: None,
-                    loss: None,
-                }],
-                amax: sketches
-                    .iter()
-                    .map(|sketch| sketch.amax().unwrap_or(0.0))
-                    .collect(),
-                nonfinite: sketches.iter().map(bits).collect(),
-                samples: vec![Sample { row: 0, sketches }],
-                probes: Vec::new(),
-            };
-            step_trace
-                .merge(&part)
-                .map_err(|source| TraceError::Merge {
-                    path: dump.path().to_owned(),
-                    source,
-                })?;
+    let read = |&(place, step, file): &(usize, Option<u64>, &DumpFile)| {
+        sketch_file(place, step, file, run_id, reading, pool)
+    };
+    read_files(&files, read, |file: FileRead| {
+        if file.place != current {
+            merge(&mut whole, &std::mem::replace(&mut of_step, empty()))?;
+            progress.advance((file.place - current) as u64);
+            current = file.place;
         }
-        whole
-            .merge(&step_trace)
-            .map_err(|source| TraceError::Merge {
-                path: dump.path().to_owned(),
-                source,
-            })?;
-        progress.advance(1);
-    }
+        left_out += file.left_out;
+        merge(&mut of_step, &file.trace)?;
+        Ok::<(), InputError>(())
+    })?;
+    merge(&mut whole, &of_step)?;
     progress.end();
     if left_out > 0 {
         warnings.push(Warning::new(
@@ -401,4 +362,67 @@ fn sketch_dump(
         ));
     }
     Ok(whole)
+}
+
+/// Sketches one file, as a trace of one step.
+fn sketch_file(
+    place: usize,
+    step: Option<u64>,
+    file: &DumpFile,
+    run_id: &str,
+    reading: &gradients::Options,
+    pool: &Pool,
+) -> Result<FileRead, InputError> {
+    let open = file.open(reading)?;
+    let step = step.or(open.step()).unwrap_or(0);
+    let sketches: Vec<Sketch> = (0..open.tensors().len())
+        .into_par_iter()
+        .map(|tensor| Ok(read_tensor(&open, tensor, pool, &|| None::<Nothing>)?.0))
+        .collect::<Result<_, GradientsError>>()?;
+    let tensors: Vec<TensorInfo> = open
+        .tensors()
+        .iter()
+        .map(|meta| TensorInfo {
+            name: meta.name.clone(),
+            shape: meta.shape.clone(),
+            elements: meta.elements,
+            role: crate::tally::Role::Parameter,
+            produced_in: None,
+            reduction: None,
+            backward_order: None,
+        })
+        .collect();
+    let bits = |sketch: &Sketch| {
+        let bit = |seen: bool, bit: u8| if seen { bit } else { 0 };
+        bit(sketch.inf() > 0, nonfinite::INF)
+            | bit(sketch.nan() > 0, nonfinite::NAN)
+            | bit(
+                sketch.amax().is_none() && sketch.elements() > 0,
+                nonfinite::NONE_FINITE,
+            )
+    };
+    let trace = Trace {
+        run_id: run_id.to_owned(),
+        facts: serde_json::Map::new(),
+        tensors,
+        scaled: false,
+        steps: vec![Step {
+            step,
+            loss_scale: None,
+            found_inf: None,
+            loss: None,
+        }],
+        amax: sketches
+            .iter()
+            .map(|sketch| sketch.amax().unwrap_or(0.0))
+            .collect(),
+        nonfinite: sketches.iter().map(bits).collect(),
+        samples: vec![Sample { row: 0, sketches }],
+        probes: Vec::new(),
+    };
+    Ok(FileRead {
+        place,
+        left_out: open.skipped().len() as u64,
+        trace,
+    })
 }

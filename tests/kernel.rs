@@ -287,7 +287,7 @@ fn halves_count_as_the_floats_that_they_are() {
 #[test]
 fn a_nan_of_any_payload_is_one_nan() {
     let values: Vec<f32> = (0..2000u32)
-        .map(|i| f32::from_bits(0x7F80_0001 + i * 4001 | i << 31))
+        .map(|i| f32::from_bits((0x7F80_0001 + i * 4001) | (i << 31)))
         .collect();
     check("NaN payloads", &values);
 }

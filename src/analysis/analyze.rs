@@ -1,15 +1,15 @@
 //! The analysis of one or several inputs, group by group.
 
-use super::raw::{Errors, Raw, RawRate};
+use super::raw::{Errors, Plan, Raw, RawRate};
 use crate::float::{Format, exact_log2, exp2};
-use crate::gradients::{self, Chunk, Dump, GradientsError, OpenDump};
+use crate::gradients::{self, Dump, DumpFile, GradientsError};
 use crate::input::{Input, InputError, Progress};
-use crate::tally::{
-    Accumulator, Capture, Captured, Lost, Outcomes, Replayed, Role, Sketch, Trace, WhyNotExact,
-};
+use crate::kernel::{Backend, Pool, read_files, read_tensor};
+use crate::tally::{Capture, Captured, Lost, Outcomes, Replayed, Role, Sketch, Trace, WhyNotExact};
 use crate::warning::{Kind, Warning};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// What is kept apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -36,6 +36,8 @@ pub struct Options {
     pub errors: bool,
     /// Whether subnormal results count as zero.
     pub flush_subnormals: bool,
+    /// Which code counts; all give the same integers.
+    pub backend: Backend,
 }
 
 /// One group at one scale.
@@ -96,6 +98,8 @@ pub struct Analysis {
     pub inputs: Vec<InputSummary>,
     /// The groups, by input, then step or tensor.
     pub groups: Vec<Group>,
+    /// The backend that counted, where there was anything to count: a trace holds counts already.
+    pub backend: Option<Backend>,
     /// What to know.
     pub warnings: Vec<Warning>,
 }
@@ -123,17 +127,22 @@ pub fn analyze(
         format: options.format,
         inputs: Vec::new(),
         groups: Vec::new(),
+        backend: None,
         warnings: Vec::new(),
     };
+    let pool = Pool::new(options.backend);
+    let plan = needs_raw(options).then(|| Arc::new(plan(options)));
     for (run, input) in inputs.iter().enumerate() {
         let mut groups: BTreeMap<Key, Filling> = BTreeMap::new();
         match input {
             Input::Dump(dumps) => {
+                analysis.backend = Some(options.backend);
                 for dump in dumps {
                     read_dump(
                         dump,
                         options,
                         reading,
+                        (&pool, plan.as_ref()),
                         &mut groups,
                         &mut analysis.warnings,
                         progress,
@@ -240,43 +249,78 @@ fn needs_raw(options: &Options) -> bool {
             .any(|&scale| exact_log2(scale.into()).is_none() || double_rounding(scale))
 }
 
+/// What to replay.
+fn plan(options: &Options) -> Plan {
+    Plan::new(
+        options.format,
+        &options.scales,
+        options.flush_subnormals,
+        options.errors,
+        options.backend,
+    )
+}
+
+/// What a file held.
+struct FileRead {
+    step: Option<u64>,
+    /// Element type and reason, and a name.
+    left_out: Vec<(String, String)>,
+    tensors: Vec<(String, Sketch, Option<Raw>)>,
+}
+
 fn read_dump(
     dump: &Dump,
     options: &Options,
     reading: &gradients::Options,
+    (pool, plan): (&Pool, Option<&Arc<Plan>>),
     groups: &mut BTreeMap<Key, Filling>,
     warnings: &mut Vec<Warning>,
     progress: &dyn Progress,
 ) -> Result<(), InputError> {
     let mut left_out: BTreeMap<String, (u64, String)> = BTreeMap::new();
-    let files: u64 = dump
+    let files: Vec<(Option<u64>, &DumpFile)> = dump
         .steps()
         .iter()
-        .map(|step| step.files.len() as u64)
-        .sum();
-    progress.begin("reading", files);
-    for step in dump.steps() {
-        for file in &step.files {
-            let open = file.open(reading)?;
-            let step = step.step.or(open.step());
-            for skipped in open.skipped() {
-                let entry = left_out
-                    .entry(format!("{}: {}", skipped.dtype, skipped.why))
-                    .or_default();
-                entry.0 += 1;
-                entry.1.clone_from(&skipped.name);
-            }
-            // Tensors side by side, joined in their order: the result does not depend on the threads.
-            let done: Vec<(Sketch, Option<Raw>)> = (0..open.tensors().len())
-                .into_par_iter()
-                .map(|tensor| read_tensor(&open, tensor, options))
-                .collect::<Result<_, GradientsError>>()?;
-            for (meta, (sketch, raw)) in open.tensors().iter().zip(done) {
-                fill(groups, options, step, &meta.name, &sketch, raw);
-            }
-            progress.advance(1);
+        .flat_map(|step| step.files.iter().map(|file| (step.step, file)))
+        .collect();
+    progress.begin("reading", files.len() as u64);
+    let read = |&(step, file): &(Option<u64>, &DumpFile)| {
+        let open = file.open(reading)?;
+        let left_out = open
+            .skipped()
+            .iter()
+            .map(|skipped| {
+                let what = format!("{}: {}", skipped.dtype, skipped.why);
+                (what, skipped.name.clone())
+            })
+            .collect();
+        // Tensors side by side, joined in their order: the result does not depend on the threads.
+        let tensors = (0..open.tensors().len())
+            .into_par_iter()
+            .map(|tensor| {
+                let raw = || plan.map(|plan| Raw::new(plan.clone()));
+                let (sketch, raw) = read_tensor(&open, tensor, pool, &raw)?;
+                Ok((open.tensors()[tensor].name.clone(), sketch, raw))
+            })
+            .collect::<Result<_, GradientsError>>()?;
+        Ok(FileRead {
+            step: step.or(open.step()),
+            left_out,
+            tensors,
+        })
+    };
+    read_files(&files, read, |file: FileRead| {
+        for (what, name) in file.left_out {
+            let entry = left_out.entry(what).or_default();
+            entry.0 += 1;
+            entry.1 = name;
         }
-    }
+        for (name, sketch, raw) in file.tensors {
+            fill(groups, options, file.step, &name, &sketch, raw);
+        }
+        progress.advance(1);
+        Ok::<(), InputError>(())
+    })?;
     progress.end();
     for (what, (count, name)) in left_out {
         warnings.push(Warning::new(
@@ -300,55 +344,6 @@ fn read_dump(
     Ok(())
 }
 
-fn read_tensor(
-    open: &OpenDump,
-    tensor: usize,
-    options: &Options,
-) -> Result<(Sketch, Option<Raw>), GradientsError> {
-    let mut raw = needs_raw(options).then(|| {
-        Raw::new(
-            options.format,
-            &options.scales,
-            options.flush_subnormals,
-            options.errors,
-        )
-    });
-    let divisor = open.dump_scale()?;
-    let mut accumulator = Accumulator::new();
-    let mut widened = Vec::new();
-    open.read(tensor, &mut |chunk| {
-        let values = unscaled(chunk, divisor, &mut widened);
-        accumulator.add(values);
-        if let Some(raw) = &mut raw {
-            raw.add(values);
-        }
-    })?;
-    Ok((accumulator.finish(), raw))
-}
-
-/// The chunk as f32, its loss scale divided out.
-pub(crate) fn unscaled<'a>(
-    chunk: Chunk<'a>,
-    divisor: Option<f64>,
-    buffer: &'a mut Vec<f32>,
-) -> &'a [f32] {
-    if let (Chunk::F32(values), None) = (chunk, divisor) {
-        return values;
-    }
-    buffer.clear();
-    match chunk {
-        Chunk::F32(values) => buffer.extend_from_slice(values),
-        Chunk::F16(values) => buffer.extend(values.iter().map(|x| x.to_f32())),
-        Chunk::Bf16(values) => buffer.extend(values.iter().map(|x| x.to_f32())),
-    }
-    if let Some(divisor) = divisor {
-        for value in buffer.iter_mut() {
-            *value = (f64::from(*value) / divisor) as f32;
-        }
-    }
-    buffer
-}
-
 fn fill(
     groups: &mut BTreeMap<Key, Filling>,
     options: &Options,
@@ -365,19 +360,14 @@ fn fill(
     let capture = Capture::of(sketch);
     let filling = groups.entry(key).or_insert_with(|| Filling {
         sketch: Sketch::default(),
-        raw: raw.is_some().then(|| {
-            Raw::new(
-                options.format,
-                &options.scales,
-                options.flush_subnormals,
-                options.errors,
-            )
-        }),
+        raw: None,
         captures: BTreeMap::new(),
     });
     filling.sketch.merge(sketch);
-    if let (Some(all), Some(raw)) = (&mut filling.raw, &raw) {
-        all.merge(raw);
+    match (&mut filling.raw, raw) {
+        (Some(all), Some(raw)) => all.merge(&raw),
+        (Some(_), None) => {}
+        (none, raw) => *none = raw,
     }
     match filling.captures.get_mut(name) {
         Some(seen) => *seen = seen.and(capture),
@@ -428,7 +418,7 @@ fn finish(
     } = filling;
     let captured = Captured::over(captures.into_values());
     let raw: Vec<Option<RawRate>> = match raw {
-        Some(raw) => raw.rates().into_iter().map(Some).collect(),
+        Some(mut raw) => raw.rates().into_iter().map(Some).collect(),
         None => vec![None; options.scales.len()],
     };
     let rates = options

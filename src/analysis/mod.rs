@@ -2,13 +2,13 @@
 //!
 //! Each input is one run. Its tensors are sketched on the way through (one pass, bounded memory) and merged into groups:
 //! everything, by tensor or by step. A sketch answers every power-of-two scale exactly; other scales, and the rounding
-//! errors, need the elements themselves, which [`Raw`] replays in the same pass.
+//! errors, need the elements themselves, which [`Raw`] replays in the same pass. Files, tensors and parts of large tensors are read on all
+//! threads and joined in their order.
 
 mod analyze;
 mod gate;
 mod raw;
 
-pub(crate) use analyze::unscaled;
 pub use analyze::{Analysis, By, Group, InputSummary, Options, Rate, analyze};
 pub use gate::{Crossing, Limits, Passage, gate};
-pub use raw::{Errors, Raw, RawRate};
+pub use raw::{Errors, Plan, Raw, RawRate};

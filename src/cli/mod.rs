@@ -90,14 +90,9 @@ pub enum CliError {
     Stdout(#[from] std::io::Error),
     /// A backend that this machine or build has not.
     #[error(
-        "choosing --backend {found:?}: {reason}; --backend auto takes what there is, and all give the same integers"
+        "choosing --backend {:?}: {}; --backend auto takes what there is, and all give the same integers", .0.name, .0.reason
     )]
-    Backend {
-        /// The name.
-        found: String,
-        /// Why not.
-        reason: String,
-    },
+    Backend(#[from] crate::kernel::Unavailable),
     /// Several inputs where one run is needed.
     #[error(
         "{doing}: found {found} inputs, expected one run; each input is a run of its own, and --as-ranks joins the ranks of one"

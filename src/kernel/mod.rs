@@ -44,16 +44,21 @@ mod avx512;
 mod backend;
 mod halves;
 mod lanes;
+mod rounding;
 mod rows;
 mod scalar;
+mod tensor;
 
 pub use backend::{Backend, Unavailable};
+pub use rounding::{BLOCK, Block, Rounding};
+pub(crate) use tensor::{Beside, Nothing, read_files, read_tensor};
 
 use crate::tally::{Accumulator, Sketch};
 use backend::Which;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use halves::Halves;
+use lanes::Lanes;
 use rows::Rows;
 use std::sync::Mutex;
 
@@ -107,18 +112,16 @@ impl Counter {
             return self.accumulator.add(values);
         }
         match self.backend.0 {
-            Which::Scalar => self.rows.add(scalar::Scalar, values),
-            Which::Avx2(lanes) => self.rows.add(lanes, values),
-            Which::Avx512(lanes) => self.rows.add(lanes, values),
+            Which::Scalar => scalar::Scalar.add(&mut self.rows, values),
+            Which::Avx2(lanes) => lanes.add(&mut self.rows, values),
+            Which::Avx512(lanes) => lanes.add(&mut self.rows, values),
         }
     }
 
     /// Counts f16 `values`, as the f32 that they are.
     pub fn add_f16(&mut self, values: &[f16]) {
         if values.len() >= MANY_HALVES {
-            self.f16
-                .get_or_insert_with(Halves::new)
-                .add(values.reinterpret_cast());
+            self.count_f16(values);
         } else {
             self.add_widened(values);
         }
@@ -127,12 +130,20 @@ impl Counter {
     /// Counts bf16 `values`, as the f32 that they are.
     pub fn add_bf16(&mut self, values: &[bf16]) {
         if values.len() >= MANY_HALVES {
-            self.bf16
-                .get_or_insert_with(Halves::new)
-                .add(values.reinterpret_cast());
+            self.count_bf16(values);
         } else {
             self.add_widened(values);
         }
+    }
+
+    fn count_f16(&mut self, values: &[f16]) {
+        let halves = self.f16.get_or_insert_with(Halves::new);
+        halves.add(values.reinterpret_cast());
+    }
+
+    fn count_bf16(&mut self, values: &[bf16]) {
+        let halves = self.bf16.get_or_insert_with(Halves::new);
+        halves.add(values.reinterpret_cast());
     }
 
     fn add_widened<T>(&mut self, values: &[T])
@@ -154,17 +165,42 @@ impl Counter {
 
     /// The sketch of all that was counted; the counts are empty afterwards and can be filled again.
     pub fn finish(&mut self) -> Sketch {
+        self.finish_with(|value| value, |_, _| ())
+    }
+
+    /// Finishes; 16-bit floats that were counted by pattern become what `read_as` makes of them, and are shown with how often
+    /// they came.
+    fn finish_with(
+        &mut self,
+        read_as: impl Fn(f32) -> f32,
+        mut show: impl FnMut(f32, u64),
+    ) -> Sketch {
         self.rows.finish(&mut self.accumulator);
         let accumulator = &mut self.accumulator;
+        let mut each = |value: f32, times: u64| {
+            let value = read_as(value);
+            accumulator.add_repeated(value.to_bits(), times);
+            show(value, times);
+        };
         if let Some(halves) = &mut self.f16 {
-            halves.take(|bits, times| {
-                accumulator.add_repeated(f16::from_bits(bits).to_f32().to_bits(), times);
-            });
+            halves.take(|bits, times| each(f16::from_bits(bits).to_f32(), times));
         }
         if let Some(halves) = &mut self.bf16 {
-            halves.take(|bits, times| accumulator.add_repeated(u32::from(bits) << 16, times));
+            halves.take(|bits, times| each(bf16::from_bits(bits).to_f32(), times));
         }
         self.accumulator.finish()
+    }
+}
+
+impl Backend {
+    /// How far a block's elements are off: Σ |y − x·s| / |x| and Σ (y − x·s)², weighted, over the finite nonzero elements that
+    /// stay finite. The same on every backend, bit for bit.
+    pub fn errors(self, rounding: &Rounding, block: &Block) -> [f64; 2] {
+        match self.0 {
+            Which::Scalar => scalar::Scalar.errors(rounding, block),
+            Which::Avx2(lanes) => lanes.errors(rounding, block),
+            Which::Avx512(lanes) => lanes.errors(rounding, block),
+        }
     }
 }
 

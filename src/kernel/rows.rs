@@ -4,7 +4,7 @@
 //! Everything else is here, once and safe: which groups need no table at all, which hold values that a row cannot, and
 //! when the tables must be emptied.
 
-use super::lanes::{Facts, GROUP, Group, Lanes, Staged};
+use super::lanes::{Facts, GROUP, Group, Lanes, Staged, lowest_bit, scatter, zeros};
 use crate::tally::{Accumulator, MIN_EXPONENT, SUB_BIN_BASES, SUB_BINS, sub_bin_of};
 
 /// Rows of a table: what the upper bits of a word can say.
@@ -88,7 +88,7 @@ pub(super) struct Rows {
     smallest: u32,
     largest: u32,
     significand_or: u32,
-    /// Lowest set bit over all elements, as [`Lanes::lowest`] has it.
+    /// Lowest set bit over all elements, as [`lowest_bit`] has it.
     lowest: u32,
     /// Subnormals, times 2^64.
     lifted: Option<Box<Rows>>,
@@ -131,13 +131,14 @@ impl Rows {
         }
     }
 
-    /// Counts `values`.
+    /// Counts `values`, in whatever code it is inlined into.
     ///
-    /// A group is staged while the one before it is scattered into the tables: the one is work for the vector units, the
-    /// other for the load and store units.
-    pub fn add<L: Lanes>(&mut self, lanes: L, values: &[f32]) {
+    /// A group is staged while the words of the one before it are scattered into the tables: the one is work for the vector
+    /// unit, the other for the load and store units.
+    #[inline(always)]
+    pub fn add_in<L: Lanes>(&mut self, lanes: L, values: &[f32]) {
         let (groups, rest) = values.as_chunks::<GROUP>();
-        let (mut one, mut other) = (Staged::new(), Staged::new());
+        let (mut one, mut other) = (Staged([0; GROUP]), Staged([0; GROUP]));
         let (mut now, mut next) = (&mut one, &mut other);
         let mut pending = false;
         let mut padded = [0f32; GROUP];
@@ -147,46 +148,35 @@ impl Rows {
             &padded
         });
         for group in groups.iter().chain(last) {
-            let facts = if pending {
-                match self.turns {
-                    2 => lanes.stage_and_scatter::<2>(group, next, now, &mut self.tables),
-                    _ => lanes.stage_and_scatter::<4>(group, next, now, &mut self.tables),
-                }
-            } else {
-                lanes.stage(group, next)
+            let facts = match (pending, self.turns) {
+                (false, _) => lanes.stage(group, next),
+                (true, 2) => lanes.stage_and_scatter::<2>(group, next, now, &mut self.tables),
+                (true, _) => lanes.stage_and_scatter::<4>(group, next, now, &mut self.tables),
             };
-            pending = self.judge(lanes, group, facts, next);
+            pending = self.takes(group, facts) || self.odd_group(lanes, group, facts, next);
             std::mem::swap(&mut now, &mut next);
         }
         if pending {
-            self.scatter(lanes, now);
+            self.scatter(now);
         }
     }
 
-    /// Notes a group's facts; says whether its words have to be scattered into the tables.
+    /// Notes the facts of an ordinary group, whose words then have to be scattered into the tables; or says no.
     #[inline(always)]
-    fn judge<L: Lanes>(
-        &mut self,
-        lanes: L,
-        group: &Group,
-        facts: Facts,
-        staged: &mut Staged,
-    ) -> bool {
+    fn takes(&mut self, group: &Group, facts: Facts) -> bool {
         let smallest = facts.smallest_less_one.wrapping_add(1);
-        if facts.largest == smallest || facts.largest == 0 {
-            return self.one_magnitude(lanes, group, facts, staged);
+        let ordinary =
+            smallest >= FIRST_NORMAL && facts.largest < INFINITY && facts.largest > smallest;
+        if ordinary {
+            self.make_room();
+            self.note(group, facts, smallest);
         }
-        if smallest < FIRST_NORMAL || facts.largest >= INFINITY {
-            return self.odd_ones(lanes, group, staged);
-        }
-        self.make_room();
-        self.note(lanes, group, facts, smallest);
-        true
+        ordinary
     }
 
     /// Takes a group's facts over.
     #[inline(always)]
-    fn note<L: Lanes>(&mut self, lanes: L, group: &Group, facts: Facts, smallest: u32) {
+    fn note(&mut self, group: &Group, facts: Facts, smallest: u32) {
         self.fresh = (self.fresh.0.min(smallest), self.fresh.1.max(facts.largest));
         self.smallest = self.smallest.min(smallest);
         self.largest = self.largest.max(facts.largest);
@@ -195,66 +185,26 @@ impl Rows {
         // that would be news is each element asked.
         let possible = (smallest >> 23) + 127 + (facts.or & FIELD | FIRST_NORMAL).trailing_zeros();
         if possible < self.lowest {
-            self.lowest = self.lowest.min(lanes.lowest(group));
+            self.lowest = self.lowest.min(lowest_bit(group));
         }
     }
 
-    /// A group that is all zero, or all zero and one magnitude: no table is needed.
-    #[cold]
-    #[inline(never)]
-    fn one_magnitude<L: Lanes>(
+    /// Counts a group that is not as others; says whether words are left in `staged` that have to be scattered.
+    #[inline(always)]
+    fn odd_group<L: Lanes>(
         &mut self,
         lanes: L,
         group: &Group,
         facts: Facts,
         staged: &mut Staged,
     ) -> bool {
-        let magnitude = facts.largest;
-        if magnitude == 0 {
-            self.zeros += GROUP as u64;
+        if self.one_magnitude(group, facts) {
             return false;
         }
-        if !(FIRST_NORMAL..INFINITY).contains(&magnitude) {
-            return self.odd_ones(lanes, group, staged);
-        }
-        self.note(lanes, group, facts, magnitude);
-        let zeros: u32 = group
-            .iter()
-            .map(|x| u32::from(x.to_bits() & MAGNITUDE == 0))
-            .sum();
-        let times = u64::from(GROUP as u32 - zeros);
-        let word = word(magnitude);
-        self.zeros += u64::from(zeros);
-        self.counts[(word >> LOW_BITS) as usize] += times;
-        self.sums[(word >> LOW_BITS) as usize] += times * u64::from(word & ((1 << LOW_BITS) - 1));
-        false
-    }
-
-    /// A group that holds infinities, NaN or subnormals. These are set to zero and counted apart: the first two here, the
-    /// subnormals as the normal numbers they are times 2^64.
-    #[cold]
-    #[inline(never)]
-    fn odd_ones<L: Lanes>(&mut self, lanes: L, group: &Group, staged: &mut Staged) -> bool {
+        // Infinities, NaN and subnormals are set to zero and counted apart: the first two here, the subnormals as the normal
+        // numbers that they are times 2^64.
         let (mut normal, mut lifted) = ([0f32; GROUP], [0f32; GROUP]);
-        let (mut positive, mut negative, mut nan, mut subnormals) = (0u32, 0u32, 0u32, 0u32);
-        for ((&x, normal), lifted) in group.iter().zip(&mut normal).zip(&mut lifted) {
-            let magnitude = x.to_bits() & MAGNITUDE;
-            let subnormal = magnitude.wrapping_sub(1) < FIRST_NORMAL - 1;
-            positive += u32::from(x.to_bits() == INFINITY);
-            negative += u32::from(x.to_bits() == INFINITY | !MAGNITUDE);
-            nan += u32::from(magnitude > INFINITY);
-            subnormals += u32::from(subnormal);
-            *normal = if subnormal || magnitude >= INFINITY {
-                0.0
-            } else {
-                x
-            };
-            *lifted = if subnormal {
-                x * crate::float::exp2(LIFT) as f32
-            } else {
-                0.0
-            };
-        }
+        let [positive, negative, nan, subnormals] = part(group, &mut normal, &mut lifted);
         for (count, more) in self.nonfinite.iter_mut().zip([positive, negative, nan]) {
             *count += u64::from(more);
         }
@@ -263,19 +213,48 @@ impl Rows {
             let rows = self.lifted.get_or_insert_with(|| Box::new(Rows::new()));
             rows.padding += u64::from(GROUP as u32 - subnormals);
             let facts = lanes.stage(&lifted, staged);
-            if rows.judge(lanes, &lifted, facts, staged) {
-                rows.scatter(lanes, staged);
+            if rows.takes(&lifted, facts) {
+                rows.scatter(staged);
+            } else {
+                rows.one_magnitude(&lifted, facts);
             }
         }
         let facts = lanes.stage(&normal, staged);
-        self.judge(lanes, &normal, facts, staged)
+        self.takes(&normal, facts) || {
+            self.one_magnitude(&normal, facts);
+            false
+        }
+    }
+
+    /// Counts a group that is all zero, or all zero and one normal magnitude, without a table; or says no.
+    #[inline(always)]
+    fn one_magnitude(&mut self, group: &Group, facts: Facts) -> bool {
+        let magnitude = facts.largest;
+        if magnitude == 0 {
+            self.zeros += GROUP as u64;
+            return true;
+        }
+        let one = magnitude == facts.smallest_less_one.wrapping_add(1)
+            && (FIRST_NORMAL..INFINITY).contains(&magnitude);
+        if one {
+            self.note(group, facts, magnitude);
+            let zeros = zeros(group);
+            let times = GROUP as u64 - zeros;
+            let word = word(magnitude);
+            let row = (word >> LOW_BITS) as usize;
+            self.zeros += zeros;
+            self.counts[row] += times;
+            self.sums[row] += times * u64::from(word & ((1 << LOW_BITS) - 1));
+        }
+        one
     }
 
     /// Scatters one group's words into the tables.
-    fn scatter<L: Lanes>(&mut self, lanes: L, staged: &Staged) {
+    #[inline(always)]
+    fn scatter(&mut self, staged: &Staged) {
         match self.turns {
-            2 => lanes.scatter::<2>(staged, &mut self.tables),
-            _ => lanes.scatter::<4>(staged, &mut self.tables),
+            2 => scatter::<2>(&staged.0, &mut self.tables),
+            _ => scatter::<4>(&staged.0, &mut self.tables),
         }
     }
 
@@ -294,22 +273,25 @@ impl Rows {
         let (low, high) = self.fresh;
         let (turns, counts, sums) = (self.turns, &mut *self.counts, &mut *self.sums);
         for rows in rows_between(low, high) {
-            let counts = &mut counts[rows.clone()];
-            let sums = &mut sums[rows.clone()];
             for table in &mut self.tables[..turns] {
-                let table = &mut table[rows.clone()];
-                let first = (rows.start as u64) << LOW_BITS;
-                let upper = (first..).step_by(1 << LOW_BITS);
-                for (((entry, count), sum), upper) in table
-                    .iter_mut()
-                    .zip(&mut *counts)
-                    .zip(&mut *sums)
-                    .zip(upper)
-                {
-                    let n = *entry >> 48;
-                    *count += n;
-                    *sum += (*entry & (ONE - 1)) - n * upper;
-                    *entry = 0;
+                let rows = rows.clone();
+                let entries = table[rows.clone()].chunks_mut(32);
+                let counts = counts[rows.clone()].chunks_mut(32);
+                let sums = sums[rows.clone()].chunks_mut(32);
+                let mut upper = (rows.start as u64) << LOW_BITS;
+                for ((entries, counts), sums) in entries.zip(counts).zip(sums) {
+                    // Most are empty where the magnitudes lie far apart.
+                    if entries.iter().fold(0, |any, entry| any | entry) != 0 {
+                        let mut upper = upper;
+                        for ((entry, count), sum) in entries.iter_mut().zip(counts).zip(sums) {
+                            let n = *entry >> 48;
+                            *count += n;
+                            *sum += (*entry & (ONE - 1)) - n * upper;
+                            *entry = 0;
+                            upper += 1 << LOW_BITS;
+                        }
+                    }
+                    upper += 32 << LOW_BITS;
                 }
             }
         }
@@ -387,6 +369,26 @@ fn rows_between(low: u32, high: u32) -> [std::ops::Range<usize>; 3] {
         (first & !31).max(1)..(last | 31) + 1,
         ROWS / 2 + first..ROWS / 2 + last + 1,
     ]
+}
+
+/// Parts a group into its normal numbers and its subnormals times 2^64, each with zeros in the place of all others; counts
+/// +inf, −inf, NaN and the subnormals.
+#[inline(always)]
+fn part(group: &Group, normal: &mut Group, lifted: &mut Group) -> [u32; 4] {
+    let (mut positive, mut negative, mut nan, mut subnormals) = (0u32, 0u32, 0u32, 0u32);
+    let lift = crate::float::exp2(LIFT) as f32;
+    for ((&x, normal), lifted) in group.iter().zip(normal).zip(lifted) {
+        let magnitude = x.to_bits() & MAGNITUDE;
+        let subnormal = magnitude.wrapping_sub(1) < FIRST_NORMAL - 1;
+        positive += u32::from(x.to_bits() == INFINITY);
+        negative += u32::from(x.to_bits() == INFINITY | !MAGNITUDE);
+        nan += u32::from(magnitude > INFINITY);
+        subnormals += u32::from(subnormal);
+        let finite = if magnitude < INFINITY { x } else { 0.0 };
+        *normal = if subnormal { 0.0 } else { finite };
+        *lifted = if subnormal { finite * lift } else { 0.0 };
+    }
+    [positive, negative, nan, subnormals]
 }
 
 #[cfg(test)]

@@ -38,6 +38,7 @@ pub fn analysis(analysis: &Analysis) -> Value {
     json!({
         "schema": "gradscale.analyze/1",
         "format": analysis.format.name,
+        "backend": analysis.backend.map(|backend| backend.name()),
         "inputs": analysis.inputs.iter().map(|input| json!({
             "path": input.path, "kind": input.kind, "tensors": input.tensors, "elements": input.elements,
         })).collect::<Vec<_>>(),

@@ -126,8 +126,11 @@ pub fn analysis(analysis: &Analysis) -> String {
         .collect();
     out.push('\n');
     out.push_str(&text::table(&headings, &rows));
+    let counted = analysis.backend.map_or(String::new(), |backend| {
+        format!("Counted by {}.\n", backend.name())
+    });
     out.push_str(&format!(
-        "\nat S: share of the finite nonzero elements that {} flushes to zero at loss scale S; \"inf n\": n elements overflow.\nheadroom: the scale at which amax overflows FP16.\n",
+        "\nat S: share of the finite nonzero elements that {} flushes to zero at loss scale S; \"inf n\": n elements overflow.\nheadroom: the scale at which amax overflows FP16.\n{counted}",
         analysis.format.name
     ));
     out

@@ -23,6 +23,7 @@ pub fn run(args: &AnalyzeArgs) -> Result<u8, CliError> {
         },
         errors: args.errors,
         flush_subnormals: args.flush_subnormals,
+        backend: reading.backend,
     };
     let inputs = reading.inputs(&args.inputs, args.demo)?;
     let limits = Limits {

@@ -27,7 +27,7 @@ pub fn run(args: &CompareArgs) -> Result<u8, CliError> {
     for path in [&args.a, &args.b] {
         let input = Input::open(path, &reading.options, reading.skip_bad)?;
         used = input.used_scale(&reading.options)?.or(used);
-        let mut found = input.into_traces(&reading.options, &reading.bar)?;
+        let mut found = input.into_traces(&reading.options, reading.backend, &reading.bar)?;
         if found.len() != 1 {
             return Err(CliError::SeveralRuns {
                 doing: "comparing",

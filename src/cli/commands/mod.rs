@@ -18,6 +18,7 @@ use super::{CliError, DONE, values};
 use crate::builtin;
 use crate::gradients::{self, DumpScale, StepPattern};
 use crate::input::{Input, NamedTrace};
+use crate::kernel::Backend;
 use crate::report::table;
 use crate::scaling::policy::PolicySpec;
 use crate::scaling::{Measure, Options, Run, RunOptions};
@@ -61,6 +62,7 @@ pub fn run(command: &Command) -> Result<u8, CliError> {
 /// The reading flags, validated.
 struct Reading {
     options: gradients::Options,
+    backend: Backend,
     run_options: RunOptions,
     as_ranks: bool,
     skip_bad: bool,
@@ -82,22 +84,14 @@ impl Reading {
             Some("auto") => DumpScale::Auto,
             Some(text) => DumpScale::Value(values::scale("--dump-scale", text)?),
         })?;
-        match args.backend.as_str() {
-            "auto" | "cpu" | "scalar" => {}
-            name => {
-                let reason = "this build has no such backend, only auto, cpu and scalar".to_owned();
-                return Err(CliError::Backend {
-                    found: name.to_owned(),
-                    reason,
-                });
-            }
-        }
+        let backend = Backend::parse(&args.backend)?;
         // Only the first call in a process counts, and there is one command in a process.
         let _ = rayon::ThreadPoolBuilder::new()
             .num_threads(args.threads)
             .build_global();
         Ok(Reading {
             options,
+            backend,
             run_options: RunOptions {
                 all_as_fp16: args.all_as_fp16,
             },
@@ -128,7 +122,7 @@ impl Reading {
     fn traces(&self, paths: &[PathBuf], demo: Option<Demo>) -> Result<Vec<NamedTrace>, CliError> {
         let mut traces = Vec::new();
         for input in self.inputs(paths, demo)? {
-            traces.extend(input.into_traces(&self.options, &self.bar)?);
+            traces.extend(input.into_traces(&self.options, self.backend, &self.bar)?);
         }
         Ok(traces)
     }

@@ -2,7 +2,8 @@
 
 use crate::kernel::backend::Unavailable;
 use crate::kernel::lanes::{Facts, Group, Lanes, Staged};
-use crate::kernel::rows::Tables;
+use crate::kernel::rounding::{Block, Rounding};
+use crate::kernel::rows::{Rows, Tables};
 
 /// Cannot be made here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,6 +16,10 @@ impl Avx2 {
 }
 
 impl Lanes for Avx2 {
+    fn add(self, _: &mut Rows, _: &[f32]) {
+        match self {}
+    }
+
     fn stage(self, _: &Group, _: &mut Staged) -> Facts {
         match self {}
     }
@@ -29,11 +34,7 @@ impl Lanes for Avx2 {
         match self {}
     }
 
-    fn scatter<const TURNS: usize>(self, _: &Staged, _: &mut Tables) {
-        match self {}
-    }
-
-    fn lowest(self, _: &Group) -> u32 {
+    fn errors(self, _: &Rounding, _: &Block) -> [f64; 2] {
         match self {}
     }
 }

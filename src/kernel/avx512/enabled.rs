@@ -2,10 +2,9 @@
 #![allow(unsafe_code)]
 
 use crate::kernel::backend::Unavailable;
-use crate::kernel::lanes::{
-    Facts, GROUP, Group, Lanes, Staged, lowest_of, scatter_all, scatter_pair,
-};
-use crate::kernel::rows::{FINER, LAST_128TH, PLAIN, SIXTEENTH, Tables};
+use crate::kernel::lanes::{AHEAD, Facts, GROUP, Group, Lanes, Staged, scatter};
+use crate::kernel::rounding::{Block, Rounding};
+use crate::kernel::rows::{FINER, LAST_128TH, PLAIN, Rows, SIXTEENTH, Tables};
 use std::arch::x86_64::*;
 
 /// Proof that the CPU has AVX-512 and BMI2: only [`Avx512::new`] makes one.
@@ -32,6 +31,11 @@ impl Avx512 {
 }
 
 impl Lanes for Avx512 {
+    fn add(self, rows: &mut Rows, values: &[f32]) {
+        // SAFETY: `self` exists only if `new` found these features.
+        unsafe { add(self, rows, values) }
+    }
+
     #[inline(always)]
     fn stage(self, group: &Group, staged: &mut Staged) -> Facts {
         // SAFETY: `self` exists only if `new` found these features.
@@ -50,16 +54,20 @@ impl Lanes for Avx512 {
         unsafe { stage_and_scatter::<TURNS>(group, staged, before, tables) }
     }
 
-    #[inline(always)]
-    fn scatter<const TURNS: usize>(self, staged: &Staged, tables: &mut Tables) {
+    fn errors(self, rounding: &Rounding, block: &Block) -> [f64; 2] {
         // SAFETY: `self` exists only if `new` found these features.
-        unsafe { scatter::<TURNS>(staged, tables) }
+        unsafe { errors(rounding, block) }
     }
+}
 
-    fn lowest(self, group: &Group) -> u32 {
-        // SAFETY: `self` exists only if `new` found these features.
-        unsafe { lowest(group) }
-    }
+#[target_feature(enable = "avx512f,avx512bw,avx512cd,avx512dq,avx512vl,bmi2")]
+fn add(lanes: Avx512, rows: &mut Rows, values: &[f32]) {
+    rows.add_in(lanes, values);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512cd,avx512dq,avx512vl,bmi2")]
+fn errors(rounding: &Rounding, block: &Block) -> [f64; 2] {
+    rounding.errors_in(block)
 }
 
 const LANES: usize = 16;
@@ -127,10 +135,11 @@ fn step(group: &Group, staged: &mut Staged, i: usize, running: &mut Running) {
     // SAFETY: i < GROUP / LANES, so `LANES` floats from `i * LANES` on lie inside the group.
     let values = unsafe { _mm512_loadu_si512(group.as_ptr().add(i * LANES).cast()) };
     let words = running.words(values);
-    // SAFETY: i < GROUP / LANES; `LANES` words are `LANES / 2` of the `GROUP / 2` pairs, and `Staged` is aligned to 64 bytes.
-    unsafe { _mm512_store_si512(staged.0.as_mut_ptr().add(i * LANES / 2).cast(), words) };
+    // SAFETY: i < GROUP / LANES, so `LANES` words from `i * LANES` on lie inside the staged ones, which are aligned to 64 bytes.
+    unsafe { _mm512_store_si512(staged.0.as_mut_ptr().add(i * LANES).cast(), words) };
 }
 
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512cd,avx512dq,avx512vl,bmi2")]
 fn stage(group: &Group, staged: &mut Staged) -> Facts {
     let mut running = Running::new();
@@ -140,6 +149,7 @@ fn stage(group: &Group, staged: &mut Staged) -> Facts {
     running.facts()
 }
 
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512cd,avx512dq,avx512vl,bmi2")]
 fn stage_and_scatter<const TURNS: usize>(
     group: &Group,
@@ -148,22 +158,16 @@ fn stage_and_scatter<const TURNS: usize>(
     tables: &mut Tables,
 ) -> Facts {
     let mut running = Running::new();
-    let (before, _) = before.0.as_chunks::<{ LANES / 2 }>();
-    for (i, pairs) in before.iter().enumerate() {
+    let (before, _) = before.0.as_chunks::<LANES>();
+    for (i, words) in before.iter().enumerate() {
+        let ahead = group.as_ptr().wrapping_add(i * LANES + AHEAD);
+        // SAFETY: a prefetch reads nothing that could be seen, and never faults, wherever it points. (Later compilers know.)
+        #[allow(unused_unsafe)]
+        unsafe {
+            _mm_prefetch::<_MM_HINT_T0>(ahead.cast())
+        };
         step(group, staged, i, &mut running);
-        for (place, &pair) in pairs.iter().enumerate() {
-            scatter_pair::<TURNS>(pair, place, tables);
-        }
+        scatter::<TURNS>(words, tables);
     }
     running.facts()
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512cd,avx512dq,avx512vl,bmi2")]
-fn scatter<const TURNS: usize>(staged: &Staged, tables: &mut Tables) {
-    scatter_all::<TURNS>(staged, tables);
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512cd,avx512dq,avx512vl,bmi2")]
-fn lowest(group: &Group) -> u32 {
-    lowest_of(group)
 }
