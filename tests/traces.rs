@@ -173,6 +173,22 @@ fn ranks_of_one_step_add_up_and_flags_are_joined() {
     assert_eq!(whole.samples[0].sketches[0].elements(), 8);
 }
 
+/// A rank without a gradient used to clear the bit that says that nothing was finite on the other.
+#[test]
+fn a_rank_without_a_gradient_hid_that_nothing_was_finite() {
+    let all = nonfinite::INF | nonfinite::NONE_FINITE;
+    for (first, second) in [((0.0, all), (f32::NAN, 0)), ((f32::NAN, 0), (0.0, all))] {
+        let of = |(amax, bits)| {
+            let mut one = trace(1);
+            (one.amax, one.nonfinite) = (vec![amax; 2], vec![bits; 2]);
+            one
+        };
+        let mut whole = of(first);
+        whole.merge(&of(second)).unwrap();
+        assert_eq!(whole.nonfinite, [all; 2]);
+    }
+}
+
 #[test]
 fn traces_of_two_runs_are_not_merged() {
     let mut whole = trace(2);

@@ -8,7 +8,8 @@
 //! any                                 -> {"error":"..."}            a terminal state
 //! ```
 //!
-//! One answer a request. A program that dies, answers anything else or says nothing for [`SILENCE`] is a
+//! One answer a request. A program that dies, answers anything else or says nothing for [`SILENCE`] (twice that before
+//! its first answer) is a
 //! [`Failure`] at once. It is trusted with nothing: a line has a longest length, output that nobody asked for waits in the
 //! pipe, and its whole process group ends when the [`Program`] is dropped.
 
@@ -130,8 +131,14 @@ impl Program {
                 .write_all(text.as_bytes())
                 .and_then(|()| stdin.flush())
         });
-        let wait = if matches!(sent, Some(Ok(()))) {
+        // The first answer may take longer: an interpreter loads its libraries before it.
+        let patience = if self.had_answered {
             self.silence
+        } else {
+            self.silence * 2
+        };
+        let wait = if matches!(sent, Some(Ok(()))) {
+            patience
         } else {
             self.silence.min(Duration::from_millis(500))
         };
@@ -146,7 +153,7 @@ impl Program {
                 return Err(self.failure(request, format!("an unreadable answer: {e}")));
             }
             Err(RecvTimeoutError::Timeout) if matches!(sent, Some(Ok(()))) => {
-                let seconds = self.silence.as_secs_f64();
+                let seconds = patience.as_secs_f64();
                 return Err(self.failure(request, format!("silence for {seconds} s")));
             }
             Err(_) => {
@@ -381,7 +388,7 @@ mod tests {
             ("exit 3", "exit status 3"),
             ("echo oh no >&2; exit 3", "oh no"),
             ("no-such-program-anywhere", "exit status 127"),
-            ("sleep 60", "silence for 0.7 s"),
+            ("sleep 60", "silence for 1.4 s"),
             ("sleep 60 & sleep 60", "silence"),
             ("echo hello", "hello"),
             ("yes", "the line \"y\""),

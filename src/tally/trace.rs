@@ -335,11 +335,15 @@ impl Trace {
                 step.loss = step.loss.or(theirs.loss);
                 for (n, &to) in place.iter().enumerate() {
                     let (from, to) = (j * place.len() + n, start + to);
+                    let (mine, theirs) = (nonfinite[to], other.nonfinite[from]);
+                    // A rank without a gradient of this tensor has nothing to say about it.
+                    let nothing_finite = match (amax[to].is_nan(), other.amax[from].is_nan()) {
+                        (true, _) => theirs,
+                        (_, true) => mine,
+                        (false, false) => mine & theirs,
+                    } & nonfinite::NONE_FINITE;
+                    nonfinite[to] = (mine | theirs) & !nonfinite::NONE_FINITE | nothing_finite;
                     amax[to] = amax[to].max(other.amax[from]); // f32::max ignores NaN: no gradient on one rank
-                    let both = nonfinite[to] | other.nonfinite[from];
-                    let none_finite =
-                        nonfinite[to] & other.nonfinite[from] & nonfinite::NONE_FINITE;
-                    nonfinite[to] = both & !nonfinite::NONE_FINITE | none_finite;
                 }
                 rows_other[j] = steps.len();
                 j += 1;

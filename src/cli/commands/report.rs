@@ -4,8 +4,8 @@ use super::{Reading, built_in, choosing, print};
 use crate::atomic;
 use crate::cli::args::{Demo, ReportArgs};
 use crate::cli::{CliError, DONE};
-use crate::report::page::{RunReport, report_json};
 use crate::report::html;
+use crate::report::page::{RunReport, report_json};
 use std::path::Path;
 
 pub fn run(args: &ReportArgs) -> Result<u8, CliError> {
