@@ -7,6 +7,8 @@
 //! Parts: `sketch` (in memory, against reading), `halves`, `replay` (against the loop of `torch_loop.py`), `file` (the
 //! program on a 1 GB file against plain passes over it). Without any: all but `file`, which needs a gigabyte of disk.
 
+#![allow(clippy::type_complexity)] // closures side by side in a table read better than their named types
+
 use std::hint::black_box;
 use std::time::Instant;
 

@@ -19,7 +19,7 @@
 //! The upper bits of all elements of a row are the same, so the sum of their lower ones is found when the table is emptied.
 //! Two kinds of bins are no rows of such a table: the single values {0} and {0x680000}, and the narrow ones in the last 128th of a
 //! binade. Elements that lie there are given another row: the element's *word* is its magnitude, with the upper bits changed
-//! where it lies on an edge ([`rows`] has the picture). Making words is work for the vector unit, without a branch:
+//! where it lies on an edge (`rows.rs` has the picture). Making words is work for the vector unit, without a branch:
 //!
 //! ```text
 //!   magnitude = bits & 0x7FFFFFFF                 on the way: largest, smallest nonzero, OR of all

@@ -215,7 +215,7 @@ fn copies(log: &mut String, dice: &mut Dice, ranks: u64, line: &str) {
 }
 
 fn plain_progress(log: &mut String, run: &Run, step: &Step) {
-    if step.n % run.window == 0 {
+    if step.n.is_multiple_of(run.window) {
         let _ = writeln!(
             log,
             "step {} | loss {} | lr 5.000e-05 | 1.92 it/s",
@@ -274,7 +274,7 @@ fn deepspeed(run: &Run, dice: &mut Dice, log: &mut String) {
         if step.grew {
             left = run.hysteresis;
         }
-        if step.n % run.window == 0 {
+        if step.n.is_multiple_of(run.window) {
             if bars {
                 let _ = writeln!(
                     log,
@@ -357,7 +357,7 @@ fn deepspeed_fused(run: &Run, dice: &mut Dice, log: &mut String) {
                 );
             }
         }
-        if step.n % run.window == 0 {
+        if step.n.is_multiple_of(run.window) {
             let _ = writeln!(
                 log,
                 " iteration {:8}/    5000 | learning rate: 3.1E-06 | global batch size:    32 | lm loss: {} | loss scale: {} | grad norm: 1.034 | number of skipped iterations:   0 | number of nan iterations:   0 |",
@@ -540,7 +540,7 @@ fn fairseq2(run: &Run, dice: &mut Dice, log: &mut String) {
                 run.interval, step.before, step.after
             );
         }
-        if step.n % run.window == 0 {
+        if step.n.is_multiple_of(run.window) {
             let _ = writeln!(
                 log,
                 "[Rank 0] INFO fairseq2 - Train Metrics (step {}) - Loss: {} | Gradient Norm: 1.5",
@@ -563,7 +563,7 @@ fn megatron(run: &Run, dice: &mut Dice, log: &mut String) {
         } else {
             last_loss = Some(step.loss);
         }
-        if step.n % run.window == 0 {
+        if step.n.is_multiple_of(run.window) {
             let loss = match last_loss {
                 Some(loss) if !bad => format!("lm loss: {loss:.6E} | "),
                 _ => String::new(),
@@ -608,7 +608,7 @@ fn sat(run: &Run, dice: &mut Dice, log: &mut String) {
         if step.grew {
             left = run.hysteresis;
         }
-        if step.n % run.window == 0 {
+        if step.n.is_multiple_of(run.window) {
             let loss = if step.loss.is_nan() {
                 "NAN".to_owned()
             } else {
@@ -637,7 +637,7 @@ fn swin(run: &Run, dice: &mut Dice, log: &mut String) {
     for step in &run.steps {
         sum += step.after;
         count += 1.0;
-        if step.n % run.window == 0 {
+        if step.n.is_multiple_of(run.window) {
             let loss = nan(step.loss, 4);
             let _ = writeln!(
                 log,
@@ -661,7 +661,7 @@ fn beit(run: &Run, dice: &mut Dice, log: &mut String) {
         if recent.len() > 20 {
             recent.remove(0);
         }
-        if step.n % run.window == 0 {
+        if step.n.is_multiple_of(run.window) {
             let mut sorted = recent.clone();
             sorted.sort_by(f64::total_cmp);
             let loss = nan(step.loss, 4);
@@ -679,7 +679,7 @@ fn beit(run: &Run, dice: &mut Dice, log: &mut String) {
 fn insightface(run: &Run, dice: &mut Dice, log: &mut String) {
     let _ = dice;
     for step in &run.steps {
-        if step.n % run.window == 0 {
+        if step.n.is_multiple_of(run.window) {
             let _ = writeln!(
                 log,
                 "Training: 2021-08-18 05:22:42,500-Speed 463.19 samples/sec   Loss {}   LearningRate 0.0781   Epoch: 0   Global Step: {}   Fp16 Grad Scale: {:2.0}   Required: 237 hours",
@@ -718,7 +718,7 @@ fn espnet(run: &Run, dice: &mut Dice, log: &mut String) {
         }
         sum += step.after;
         count += 1.0;
-        if step.n % run.window == 0 {
+        if step.n.is_multiple_of(run.window) {
             let loss = if step.loss.is_nan() {
                 "nan".to_owned()
             } else {
@@ -753,7 +753,7 @@ fn icefall(run: &Run, dice: &mut Dice, log: &mut String) {
                 return;
             }
         }
-        if step.n % run.window == 0 {
+        if step.n.is_multiple_of(run.window) {
             let loss = nan(step.loss, 4);
             let _ = writeln!(
                 log,
@@ -808,7 +808,7 @@ fn mindyolo(run: &Run, dice: &mut Dice, log: &mut String) {
                 py(step.after)
             );
         }
-        if step.n % run.window == 0 {
+        if step.n.is_multiple_of(run.window) {
             let _ = writeln!(
                 log,
                 "2024-12-25 09:58:34,009 [INFO] Epoch 1/200, Step {}/3995, imgsize (640, 640), loss: {}, lbox: 3.6262, lcls: 5.5689, dfl: 2.4756, cur_lr: 0.099",
@@ -839,7 +839,7 @@ fn paddle(run: &Run, dice: &mut Dice, log: &mut String) {
                 );
             }
         }
-        if step.n % run.window == 0 {
+        if step.n.is_multiple_of(run.window) {
             let _ = writeln!(
                 log,
                 "[{}] [    INFO] - loss: {}, learning_rate: 3e-07, global_step: {}, interval_runtime: 0.3853, interval_steps_per_second: 2.5952, ppl: 11.8, progress_or_epoch: 0.002",
@@ -860,7 +860,7 @@ fn paddlenlp(run: &Run, dice: &mut Dice, log: &mut String) {
         } else {
             good + 1
         };
-        if step.n % run.window == 0 {
+        if step.n.is_multiple_of(run.window) {
             let _ = writeln!(
                 log,
                 "[{}] [    INFO] - global step {}, loss: {}, avg_reader_cost: 0.001 sec, speed: 0.5 step/s, learning rate: 1.00000e-05, loss_scaling: {}, incr_count: {good}, decr_count: 0",
@@ -894,7 +894,7 @@ fn minillm(run: &Run, dice: &mut Dice, log: &mut String) {
         if step.grew {
             left = run.hysteresis;
         }
-        if step.n % run.window == 0 {
+        if step.n.is_multiple_of(run.window) {
             let _ = writeln!(
                 log,
                 "train | epoch   0 | Iter: {:6}/ 12000 | global iter: {:6}/ 12000| tot_loss: {} | rl_loss: 0.12 | lr: 5.0000e-06 | scale: {:10.4} | time: 4.4 | step time: 4.4",
@@ -919,7 +919,7 @@ fn audiocraft(run: &Run, dice: &mut Dice, log: &mut String) {
     for step in &run.steps {
         sum += step.after;
         count += 1.0;
-        if step.n % run.window == 0 {
+        if step.n.is_multiple_of(run.window) {
             let loss = if step.loss.is_nan() {
                 "NAN".to_owned()
             } else {
@@ -966,7 +966,7 @@ fn dll(run: &Run, dice: &mut Dice, log: &mut String) {
                 py(step.after)
             );
         }
-        if step.n % run.window == 0 {
+        if step.n.is_multiple_of(run.window) {
             let loss = nan(step.loss, 6);
             let _ = writeln!(
                 log,
@@ -987,7 +987,7 @@ fn mmcv(run: &Run, dice: &mut Dice, log: &mut String) {
             );
             copies(log, dice, ranks, &line);
         }
-        if step.n % run.window == 0 {
+        if step.n.is_multiple_of(run.window) {
             let _ = writeln!(
                 log,
                 "2021-05-05 10:00:00,000 - mmdet - INFO - Epoch [1][{}/7330]\tlr: 1.0e-03, eta: 1 day, 2:00:00, time: 0.5, data_time: 0.05, memory: 4000, loss_rpn_cls: 0.5, acc: 90.1, loss: {}, grad_norm: nan",
@@ -1004,8 +1004,8 @@ fn torch_print(run: &Run, dice: &mut Dice, log: &mut String) {
         let (scale, loss) = (step.after, nan(step.loss, 4));
         if style == 0 {
             // A tensor as torch prints it: five digits from 1e8 on.
-            let text = if scale >= 1e8 || scale < 1e-4 {
-                four_digits(scale).replace("e+0", "e+0")
+            let text = if !(1e-4..1e8).contains(&scale) {
+                four_digits(scale)
             } else {
                 if scale < 1.0 {
                     format!("{scale:.4}")

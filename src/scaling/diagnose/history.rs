@@ -147,7 +147,7 @@ pub const MOST_ENTRIES: usize = 400_000;
 pub struct History {
     /// What happened, in order.
     pub entries: Vec<Entry>,
-    /// Entries beyond [`MOST_ENTRIES`]: events among them, and all.
+    /// Entries beyond the most that are kept: events among them, and all.
     pub left_out: (u64, u64),
     /// What the file is.
     pub facts: Facts,
@@ -910,7 +910,7 @@ impl Collector {
 
     fn loss(&mut self, line: u64, loss: Loss) {
         match loss {
-            Loss::None => return,
+            Loss::None => {}
             loss if loss.is_nonfinite() => {
                 if self.run_of_nonfinite.0 == 0 {
                     self.run_of_nonfinite.1 = line;
