@@ -31,7 +31,7 @@ fn open(path: &Path) -> Result<Diagnosis, DiagnoseError> {
 }
 
 fn text(text: &str) -> Diagnosis {
-    Log::read(text.as_bytes(), "log").expect("text").diagnose()
+    Log::read(text.as_bytes(), "log").expect("text").judge()
 }
 
 fn scale(value: Option<f64>) -> Json {

@@ -41,6 +41,9 @@ fn log(diagnosis: &Diagnosis) -> Value {
         "evidence": diagnosis.held.iter().map(|held| json!({
             "verdict": held.verdict.as_str(), "because": held.because, "line": held.line,
         })).collect::<Vec<_>>(),
+        "growth_printed": diagnosis.growth_printed,
+        "fit": diagnosis.fit,
+        "what_if": diagnosis.what_if,
         "why": diagnosis.why,
         "advice": diagnosis.advice,
         "warnings": json::warnings(&diagnosis.warnings),
@@ -188,6 +191,31 @@ pub fn to_text(diagnosis: &Diagnosis) -> String {
                 "from the distances between changes"
             }
         ));
+    }
+    if let Some(fit) = &diagnosis.fit {
+        say(&format!(
+            "these lines fit {} at {} of {} events{}",
+            fit.policy,
+            count(fit.agreed),
+            count(fit.events),
+            if fit.interval_seen {
+                ""
+            } else {
+                " (no growth is seen, so the interval is the default)"
+            }
+        ));
+    }
+    for other in &diagnosis.what_if {
+        let bounds = if other.skipped_low == other.skipped_high {
+            count(other.skipped_low)
+        } else {
+            format!(
+                "{} to {}",
+                count(other.skipped_low),
+                count(other.skipped_high)
+            )
+        };
+        say(&format!("{} would have skipped {bounds}", other.policy));
     }
     if !diagnosis.events.is_empty() {
         say("");

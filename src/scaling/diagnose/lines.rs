@@ -15,7 +15,7 @@ use std::io::{self, Read};
 use std::sync::LazyLock;
 
 /// Every line of every dialect holds one of these. (Few and short: the search is as fast as its weakest literal.)
-const NEEDLES: [&str; 17] = [
+const NEEDLES: [&str; 18] = [
     "oss",
     "scal",
     "Scal",
@@ -33,6 +33,7 @@ const NEEDLES: [&str; 17] = [
     "bf16=",
     "bfloat16",
     "Epoch(train)",
+    "lr_scheduler.step",
 ];
 
 /// Room for one piece; longer ones are cut.
@@ -125,6 +126,9 @@ impl Lines {
             }
             facts.bytes += read as u64;
             let filled = held + read;
+            if read > 0 {
+                facts.unfinished = buffer[filled - 1] != b'\n';
+            }
             let ended = read == 0;
             let whole = if ended {
                 filled
@@ -149,7 +153,6 @@ impl Lines {
                 &mut |piece| see(piece) || every,
             );
             if ended {
-                facts.unfinished = filled > 0 && buffer[filled - 1] != b'\n';
                 break;
             }
             buffer.copy_within(whole..filled, 0);

@@ -30,6 +30,7 @@ mod dialects;
 mod history;
 mod infer;
 mod lines;
+mod replay;
 mod seen;
 mod shape;
 mod text;
@@ -39,6 +40,7 @@ use std::io::{self, Read};
 
 pub use history::History;
 pub use infer::Interval;
+pub use replay::{Fit, WhatIf};
 pub use shape::{Filled, FilledKind, Shape};
 pub use verdict::{Held, Verdict};
 
@@ -117,8 +119,20 @@ impl Log {
         })
     }
 
-    /// Judges it.
+    /// Judges it, and replays policies over it: which one fits, and what others would have skipped.
     pub fn diagnose(&self) -> Diagnosis {
+        let mut diagnosis = self.judge();
+        if let Some(policy) = diagnosis.policy
+            && diagnosis.verdict() != Verdict::RankDesync
+        {
+            diagnosis.fit = replay::fit(&diagnosis, policy);
+            diagnosis.what_if = replay::what_if(&diagnosis);
+        }
+        diagnosis
+    }
+
+    /// Judges it, without replays.
+    pub fn judge(&self) -> Diagnosis {
         Diagnosis::new(self)
     }
 }
@@ -158,6 +172,14 @@ pub struct Diagnosis {
     pub lines: u64,
     /// The shape behind it.
     pub shape: Shape,
+    /// Whether the format prints growths; else they are inferred.
+    pub growth_printed: bool,
+    /// The framework's policy, by its name here.
+    pub policy: Option<&'static str>,
+    /// The settings of that policy that the events fit.
+    pub fit: Option<Fit>,
+    /// What PyTorch's policy with other intervals, and constant scales, would have skipped in the same run.
+    pub what_if: Vec<WhatIf>,
 }
 
 impl Diagnosis {
@@ -213,6 +235,10 @@ impl Diagnosis {
             warnings: Vec::new(),
             lines: history.facts.lines,
             shape,
+            growth_printed: dialect.growth_printed,
+            policy: dialect.policy.filter(|_| !mixed),
+            fit: None,
+            what_if: Vec::new(),
         };
         diagnosis.why = advice::why(&diagnosis);
         diagnosis.advice = advice::advice(&diagnosis);
@@ -225,6 +251,11 @@ impl Diagnosis {
         self.held
             .first()
             .map_or(Verdict::InsufficientEvidence, |held| held.verdict)
+    }
+
+    /// The history as a trace of scales and overflow flags, for replays; `None` where steps or scales cannot be told.
+    pub fn to_trace(&self) -> Option<crate::tally::Trace> {
+        replay::to_trace(self)
     }
 
     /// What else holds.

@@ -3,7 +3,17 @@
 //! Pieces are bytes: logs hold torn characters, and nothing here may trip over one. Numbers keep how they were printed,
 //! because `0.062` may stand for 0.0625 and `65.536,0` for sixty-five thousand.
 
-use memchr::memmem;
+use memchr::memmem::{self, Finder};
+
+/// A search for a literal, prepared once a process.
+macro_rules! key {
+    ($word:literal) => {{
+        static FINDER: std::sync::LazyLock<memchr::memmem::Finder<'static>> =
+            std::sync::LazyLock::new(|| memchr::memmem::Finder::new($word));
+        &*FINDER
+    }};
+}
+pub(super) use key;
 
 /// Why a message was not read.
 #[derive(Debug, Clone, PartialEq)]
@@ -221,7 +231,8 @@ fn number(text: &[u8]) -> Option<(Number, usize)> {
             decimals = decimals.saturating_sub(year);
         }
     }
-    if text.get(at) == Some(&b',') && text.get(at + 1).is_some_and(u8::is_ascii_digit) {
+    if matches!(text.get(at), Some(b',' | b'.')) && text.get(at + 1).is_some_and(u8::is_ascii_digit)
+    {
         if let Some(found) = localized(text, start, negative) {
             return Some(found);
         }
@@ -347,11 +358,11 @@ fn localized(text: &[u8], start: usize, negative: bool) -> Option<(Number, usize
 }
 
 /// The number behind the next `key` that stands as a word of its own: `key 1`, `key: 1`, `key=1`, `"key": "1"`, `key | 1`.
-pub fn field<'a>(text: &'a [u8], key: &str, cut: bool) -> Option<(Number, Cursor<'a>)> {
+pub fn field<'a>(text: &'a [u8], key: &Finder<'_>, cut: bool) -> Option<(Number, Cursor<'a>)> {
     let mut from = 0;
-    while let Some(found) = memmem::find(&text[from..], key.as_bytes()) {
+    while let Some(found) = key.find(&text[from..]) {
         let at = from + found;
-        from = at + key.len();
+        from = at + key.needle().len();
         if at > 0 && (is_word(text[at - 1]) || matches!(text[at - 1], b'-' | b'.' | b'/')) {
             continue;
         }
@@ -394,8 +405,8 @@ pub fn value(cursor: &mut Cursor<'_>) -> Option<Number> {
 }
 
 /// Whether `word` stands anywhere in `text`.
-pub fn has(text: &[u8], word: &str) -> bool {
-    memmem::find(text, word.as_bytes()).is_some()
+pub fn has(text: &[u8], word: &Finder<'_>) -> bool {
+    word.find(text).is_some()
 }
 
 #[cfg(test)]
@@ -443,7 +454,9 @@ mod tests {
 
     #[test]
     fn fields_are_words_of_their_own() {
-        let of = |text: &'static str, key| field(text.as_bytes(), key, false).map(|(n, _)| n.value);
+        let of = |text: &'static str, key: &str| {
+            field(text.as_bytes(), &Finder::new(key), false).map(|(n, _)| n.value)
+        };
         assert_eq!(of("a loss_scale=8, b", "loss_scale"), Some(8.0));
         assert_eq!(of("{\"loss_scale\": \"4\"}", "loss_scale"), Some(4.0));
         assert_eq!(of("cr-loss_scale: 0.2", "loss_scale"), None);

@@ -9,7 +9,7 @@
 
 use super::{Dialect, Line, Processes, Weight, progress_of};
 use crate::scaling::diagnose::seen::{Loss, Printed, Prints, Reading, Record, Seen};
-use crate::scaling::diagnose::text::{self, Cursor, Miss, has};
+use crate::scaling::diagnose::text::{self, Cursor, Miss, has, key};
 
 pub const DIALECT: Dialect = Dialect {
     format: "audiocraft",
@@ -34,17 +34,17 @@ pub const DIALECT: Dialect = Dialect {
 
 fn progress(cursor: &mut Cursor<'_>) -> Result<Seen, Miss> {
     let line = cursor.text;
-    if !has(line, "Train") || !has(line, "Epoch") {
+    if !has(line, key!("Train")) || !has(line, key!("Epoch")) {
         return Err(Miss::Other);
     }
     let scale = cursor.number()?;
     let mut record = progress_of(cursor);
     if record.loss == Loss::None
-        && let Some((ce, _)) = text::field(line, "ce", cursor.cut)
+        && let Some((ce, _)) = text::field(line, key!("ce"), cursor.cut)
     {
         record.loss = Loss::Value(ce.value);
     }
-    if has(line, "Train Summary") {
+    if has(line, key!("Train Summary")) {
         record.step = None;
     }
     cursor.at = line.len();

@@ -9,7 +9,7 @@
 
 use super::{Dialect, Line, Processes, Weight, progress_of};
 use crate::scaling::diagnose::seen::{Printed, Prints, Reading, Record, Seen};
-use crate::scaling::diagnose::text::{Cursor, Miss, has};
+use crate::scaling::diagnose::text::{Cursor, Miss, has, key};
 
 pub const DIALECT: Dialect = Dialect {
     format: "beit-meter",
@@ -28,7 +28,7 @@ pub const DIALECT: Dialect = Dialect {
 
 fn progress(cursor: &mut Cursor<'_>) -> Result<Seen, Miss> {
     let line = cursor.text;
-    if !has(line, "Epoch: [") && !has(line, "Averaged stats:") {
+    if !has(line, key!("Epoch: [")) && !has(line, key!("Averaged stats:")) {
         return Err(Miss::Other);
     }
     cursor.expect(":")?;

@@ -9,7 +9,7 @@
 
 use super::{Dialect, Line, Processes, Weight};
 use crate::scaling::diagnose::seen::{Printed, Prints, Reading, Record, Seen};
-use crate::scaling::diagnose::text::{Cursor, Miss, has};
+use crate::scaling::diagnose::text::{Cursor, Miss, has, key};
 
 pub const DIALECT: Dialect = Dialect {
     format: "dll",
@@ -28,7 +28,7 @@ pub const DIALECT: Dialect = Dialect {
 };
 
 fn parameter(cursor: &mut Cursor<'_>) -> Result<Seen, Miss> {
-    if !has(cursor.text, "DLL ") || !has(cursor.text, "PARAMETER") {
+    if !has(cursor.text, key!("DLL ")) || !has(cursor.text, key!("PARAMETER")) {
         return Err(Miss::Other);
     }
     cursor.expect(" :")?;

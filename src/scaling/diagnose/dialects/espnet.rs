@@ -10,7 +10,7 @@
 
 use super::{Dialect, Line, Processes, Weight, progress_of};
 use crate::scaling::diagnose::seen::{Overflow, Printed, Prints, Reading, Record, Seen};
-use crate::scaling::diagnose::text::{self, Cursor, Miss, has};
+use crate::scaling::diagnose::text::{self, Cursor, Miss, has, key};
 
 pub const DIALECT: Dialect = Dialect {
     format: "espnet",
@@ -43,13 +43,13 @@ pub const DIALECT: Dialect = Dialect {
 
 fn progress(cursor: &mut Cursor<'_>) -> Result<Seen, Miss> {
     let line = cursor.text;
-    if !has(line, "batch: ") || !has(line, "epoch:") {
+    if !has(line, key!("batch: ")) || !has(line, key!("epoch:")) {
         return Err(Miss::Other);
     }
     let scale = cursor.number()?;
     let mut record = progress_of(cursor);
     // `2epoch:train:81-100batch:`: the last batch of the interval.
-    if let Some(at) = memchr::memmem::find(line, b"batch: ") {
+    if let Some(at) = key!("batch: ").find(line) {
         let digits = line[..at]
             .iter()
             .rev()
@@ -58,7 +58,7 @@ fn progress(cursor: &mut Cursor<'_>) -> Result<Seen, Miss> {
         record.step = Cursor::new(line, at - digits, false).integer().ok();
         record.of = None;
     }
-    if let Some(at) = memchr::memmem::find(line, b"epoch:") {
+    if let Some(at) = key!("epoch:").find(line) {
         let digits = line[..at]
             .iter()
             .rev()
@@ -66,10 +66,10 @@ fn progress(cursor: &mut Cursor<'_>) -> Result<Seen, Miss> {
             .count();
         record.epoch = Cursor::new(line, at - digits, false).integer().ok();
     }
-    if let Some((norm, _)) = text::field(line, "grad_norm", cursor.cut) {
+    if let Some((norm, _)) = text::field(line, key!("grad_norm"), cursor.cut) {
         record.norm_nonfinite = !norm.value.is_finite();
     }
-    if has(line, "epoch:valid:") {
+    if has(line, key!("epoch:valid:")) {
         return Err(Miss::Other);
     }
     cursor.at = line.len();
@@ -80,7 +80,7 @@ fn progress(cursor: &mut Cursor<'_>) -> Result<Seen, Miss> {
 }
 
 fn refused(cursor: &mut Cursor<'_>) -> Result<Seen, Miss> {
-    if !has(&cursor.text[..cursor.at], "The grad norm is ") {
+    if !has(&cursor.text[..cursor.at], key!("The grad norm is ")) {
         return Err(Miss::Other);
     }
     Ok(Seen::Overflow(Overflow::default()))

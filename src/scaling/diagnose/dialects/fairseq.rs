@@ -12,7 +12,7 @@
 
 use super::{Dialect, Line, Processes, Weight, progress_of};
 use crate::scaling::diagnose::seen::{Clock, Overflow, Printed, Prints, Reading, Record, Seen};
-use crate::scaling::diagnose::text::{self, Cursor, Miss, has};
+use crate::scaling::diagnose::text::{self, Cursor, Miss, has, key};
 
 pub const DIALECT: Dialect = Dialect {
     format: "fairseq",
@@ -65,16 +65,16 @@ pub fn overflow(cursor: &mut Cursor<'_>) -> Result<Seen, Miss> {
 /// A progress line, as words or as JSON; `num_updates` tells it from everybody else's `loss_scale`.
 pub fn progress(cursor: &mut Cursor<'_>) -> Result<Seen, Miss> {
     let line = cursor.text;
-    let old = has(line, "| epoch ") && has(line, "| loss_scale ");
-    if !has(line, "num_updates") && !old {
+    let old = has(line, key!("| epoch ")) && has(line, key!("| loss_scale "));
+    if !has(line, key!("num_updates")) && !old {
         return Err(Miss::Other);
     }
-    let (scale, _) = text::field(line, "loss_scale", cursor.cut)
-        .or_else(|| text::field(line, "train_loss_scale", cursor.cut))
+    let (scale, _) = text::field(line, key!("loss_scale"), cursor.cut)
+        .or_else(|| text::field(line, key!("train_loss_scale"), cursor.cut))
         .ok_or(Miss::Other)?;
     let mut record = progress_of(cursor);
-    if let Some((updates, _)) = text::field(line, "num_updates", cursor.cut)
-        .or_else(|| text::field(line, "train_num_updates", cursor.cut))
+    if let Some((updates, _)) = text::field(line, key!("num_updates"), cursor.cut)
+        .or_else(|| text::field(line, key!("train_num_updates"), cursor.cut))
     {
         record.step = Some(updates.value.max(0.0) as u64);
         record.of = None;

@@ -11,7 +11,7 @@
 
 use super::{Dialect, Line, Processes, Weight};
 use crate::scaling::diagnose::seen::{Clock, Loss, Printed, Prints, Reading, Record, Seen};
-use crate::scaling::diagnose::text::{self, Cursor, Miss, has};
+use crate::scaling::diagnose::text::{self, Cursor, Miss, has, key};
 
 pub const DIALECT: Dialect = Dialect {
     format: "icefall",
@@ -45,13 +45,14 @@ pub const DIALECT: Dialect = Dialect {
 
 fn progress(cursor: &mut Cursor<'_>) -> Result<Seen, Miss> {
     let line = cursor.text;
-    if !has(line, "batch ") || !has(line, "loss[") {
+    if !has(line, key!("batch ")) || !has(line, key!("loss[")) {
         return Err(Miss::Other);
     }
     let scale = cursor.number()?;
-    let step = text::field(line, "batch", cursor.cut).map(|(n, _)| n.value.max(0.0) as u64);
-    let epoch = text::field(line, "Epoch", cursor.cut).map(|(n, _)| n.value.max(0.0) as u64);
-    let loss = memchr::memmem::find(line, b"loss[loss=")
+    let step = text::field(line, key!("batch"), cursor.cut).map(|(n, _)| n.value.max(0.0) as u64);
+    let epoch = text::field(line, key!("Epoch"), cursor.cut).map(|(n, _)| n.value.max(0.0) as u64);
+    let loss = key!("loss[loss=")
+        .find(line)
         .and_then(|at| Cursor::new(line, at + 10, cursor.cut).number().ok());
     cursor.at = line.len();
     Ok(Seen::Record(Record {

@@ -9,7 +9,7 @@
 
 use super::{Dialect, Line, Processes, Weight, progress_of};
 use crate::scaling::diagnose::seen::{Loss, Printed, Prints, Reading, Record, Seen};
-use crate::scaling::diagnose::text::{self, Cursor, Miss, has};
+use crate::scaling::diagnose::text::{self, Cursor, Miss, has, key};
 
 pub const DIALECT: Dialect = Dialect {
     format: "megatron",
@@ -29,14 +29,14 @@ pub const DIALECT: Dialect = Dialect {
 
 fn progress(cursor: &mut Cursor<'_>) -> Result<Seen, Miss> {
     let line = cursor.text;
-    if !has(line, "iteration") || !has(line, "|") {
+    if !has(line, key!("iteration")) || !has(line, key!("|")) {
         return Err(Miss::Other);
     }
     let scale = cursor.number()?;
     let mut record = progress_of(cursor);
-    record.skipped = text::field(line, "number of skipped iterations", cursor.cut)
+    record.skipped = text::field(line, key!("number of skipped iterations"), cursor.cut)
         .map(|(n, _)| n.value.max(0.0) as u64);
-    if let Some((norm, _)) = text::field(line, "grad norm", cursor.cut) {
+    if let Some((norm, _)) = text::field(line, key!("grad norm"), cursor.cut) {
         record.norm_nonfinite = !norm.value.is_finite();
         if record.loss == Loss::None && record.norm_nonfinite {
             record.loss = Loss::LeftOut;

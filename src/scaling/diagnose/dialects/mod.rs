@@ -312,6 +312,8 @@ impl Reader {
                 cursor.last |= last;
                 match (ALL[d].lines[kind].read)(&mut cursor) {
                     Ok(seen) => {
+                        // A sign of a framework may be a progress line all the same.
+                        loss |= matches!(seen, Seen::Framework(_));
                         if let Seen::Record(_) = seen {
                             if record.is_some() {
                                 continue;

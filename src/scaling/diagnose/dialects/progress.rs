@@ -11,8 +11,8 @@
 
 use super::{Dialect, Line};
 use crate::scaling::diagnose::seen::{Clock, Loss, Record, Seen};
-use crate::scaling::diagnose::text::{self, Cursor, Miss, is_word};
-use memchr::memmem;
+use crate::scaling::diagnose::text::{self, Cursor, Miss, has, is_word, key};
+use memchr::memmem::Finder;
 
 const NOTHING: fn(&mut Cursor<'_>) -> Result<Seen, Miss> = |_| Err(Miss::Other);
 
@@ -49,7 +49,7 @@ pub fn read(line: &[u8], cut: bool) -> Option<(usize, Record)> {
     };
     let mut best = u8::MAX;
     let mut from = 0;
-    while let Some(found) = memmem::find(&line[from..], b"oss") {
+    while let Some(found) = key!("oss").find(&line[from..]) {
         let end = from + found + 3;
         from = end;
         let Some(loss) = loss_at(line, end, cut) else {
@@ -71,7 +71,7 @@ pub fn read(line: &[u8], cut: bool) -> Option<(usize, Record)> {
     if record.loss == Loss::None && record.validation.is_none() && record.clock != Clock::Bar {
         return None;
     }
-    record.rate_is_zero = ["learning_rate", "lr"]
+    record.rate_is_zero = [key!("learning_rate"), key!("lr")]
         .iter()
         .any(|key| text::field(line, key, cut).is_some_and(|(rate, _)| rate.value == 0.0));
     Some((first.min(line.len()), record))
@@ -95,6 +95,12 @@ fn loss_at(line: &[u8], end: usize, cut: bool) -> Option<FoundLoss> {
     if !key.ends_with(b"loss") && !key.ends_with(b"Loss") {
         return None;
     }
+    // `loss_D` and its like, but not `loss_scale`.
+    let tail = line[end..].iter().take_while(|b| is_word(**b)).count();
+    if tail > 0 && (line[end] != b'_' || has(&line[end..end + tail], key!("cal"))) {
+        return None;
+    }
+    let end = end + tail;
     let mut cursor = Cursor::new(line, end, cut);
     let mut number = text::value(&mut cursor)?;
     let mut step = None;
@@ -126,6 +132,7 @@ fn loss_at(line: &[u8], end: usize, cut: bool) -> Option<FoundLoss> {
         || contains(before, "dev ")
         || contains(key, "dev_");
     let rank = match key {
+        _ if tail > 0 => 3,
         b"loss" | b"Loss" | b"train_loss" | b"tot_loss" | b"total_loss" | b"step_loss" => 0,
         b"average_loss" | b"nll_loss" => 2,
         _ => 1,
@@ -149,14 +156,14 @@ pub fn position(line: &[u8]) -> Record {
         return record;
     }
     for key in [
-        &b"Train: ["[..],
-        b"Epoch: [",
-        b"Epoch [",
-        b"epoch: [",
-        b"epoch [",
+        key!("Train: ["),
+        key!("Epoch: ["),
+        key!("Epoch ["),
+        key!("epoch: ["),
+        key!("epoch ["),
     ] {
-        if let Some(found) = memmem::find(line, key) {
-            let mut cursor = Cursor::new(line, found + key.len(), false);
+        if let Some(found) = key.find(line) {
+            let mut cursor = Cursor::new(line, found + key.needle().len(), false);
             record.epoch = cursor.integer().ok();
             if cursor.take("/") {
                 let _ = cursor.integer();
@@ -172,7 +179,7 @@ pub fn position(line: &[u8]) -> Record {
             break;
         }
     }
-    if let Some(found) = memmem::find(line, b"epoch ") {
+    if let Some(found) = key!("epoch ").find(line) {
         // fairseq's `epoch 001:    14 / 2100`
         let mut cursor = Cursor::new(line, found + 6, false);
         if let Ok(epoch) = cursor.integer() {
@@ -189,26 +196,26 @@ pub fn position(line: &[u8]) -> Record {
         }
     }
     if record.epoch.is_none() {
-        record.epoch = ["epoch", "Epoch"]
+        record.epoch = [key!("epoch"), key!("Epoch")]
             .iter()
             .find_map(|key| whole(line, key))
             .map(|(epoch, _)| epoch);
     }
     for key in [
-        "global_step",
-        "global step",
-        "Global Step",
-        "global iter",
-        "iteration",
-        "Iteration",
-        "step",
-        "Step",
-        "steps",
-        "iter",
-        "Iter",
-        "update",
-        "batch",
-        "Batch",
+        key!("global_step"),
+        key!("global step"),
+        key!("Global Step"),
+        key!("global iter"),
+        key!("iteration"),
+        key!("Iteration"),
+        key!("step"),
+        key!("Step"),
+        key!("steps"),
+        key!("iter"),
+        key!("Iter"),
+        key!("update"),
+        key!("batch"),
+        key!("Batch"),
     ] {
         if let Some((step, of)) = whole(line, key) {
             record.step = Some(step);
@@ -220,11 +227,11 @@ pub fn position(line: &[u8]) -> Record {
 }
 
 /// A whole number behind a key, and the one behind a slash.
-fn whole(line: &[u8], key: &str) -> Option<(u64, Option<u64>)> {
+fn whole(line: &[u8], key: &Finder<'_>) -> Option<(u64, Option<u64>)> {
     let mut from = 0;
-    while let Some(found) = memmem::find(&line[from..], key.as_bytes()) {
+    while let Some(found) = key.find(&line[from..]) {
         let at = from + found;
-        from = at + key.len();
+        from = at + key.needle().len();
         if at > 0 && (is_word(line[at - 1]) || matches!(line[at - 1], b'-' | b'.' | b'/')) {
             continue;
         }
@@ -274,7 +281,9 @@ fn bracketed(cursor: &mut Cursor<'_>) -> Option<(u64, u64)> {
 
 /// `240/2724 [9:01:12<91:10:10, 132.9s/it]`
 fn bar(line: &[u8]) -> Option<(u64, u64)> {
-    let rate = memmem::find(line, b"s/it").or_else(|| memmem::find(line, b"it/s"))?;
+    let rate = key!("s/it")
+        .find(line)
+        .or_else(|| key!("it/s").find(line))?;
     let open = memchr::memrchr(b'[', &line[..rate])?;
     let head = line[..open].strip_suffix(b" ")?;
     let slash = memchr::memrchr(b'/', head)?;

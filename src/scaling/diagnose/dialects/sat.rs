@@ -6,7 +6,7 @@
 
 use super::{Dialect, Line, Processes, Weight, progress_of};
 use crate::scaling::diagnose::seen::{Printed, Prints, Reading, Record, Seen};
-use crate::scaling::diagnose::text::{Cursor, Miss, has};
+use crate::scaling::diagnose::text::{Cursor, Miss, has, key};
 
 pub const DIALECT: Dialect = Dialect {
     format: "sat",
@@ -25,7 +25,7 @@ pub const DIALECT: Dialect = Dialect {
 };
 
 fn progress(cursor: &mut Cursor<'_>) -> Result<Seen, Miss> {
-    if !has(cursor.text, "iteration") {
+    if !has(cursor.text, key!("iteration")) {
         return Err(Miss::Other);
     }
     let scale = cursor.number()?;

@@ -9,7 +9,7 @@
 
 use super::{Dialect, Line};
 use crate::scaling::diagnose::seen::Seen;
-use crate::scaling::diagnose::text::Miss;
+use crate::scaling::diagnose::text::{Miss, has, key};
 
 pub const DIALECT: Dialect = Dialect {
     framework: "PyTorch",
@@ -19,8 +19,8 @@ pub const DIALECT: Dialect = Dialect {
             read: |_| Ok(Seen::OrderWarning),
         },
         Line {
-            needle: "'learning_rate': ",
-            read: |cursor| match cursor.text.starts_with(b"{'loss': ") {
+            needle: "{'loss': ",
+            read: |cursor| match has(cursor.text, key!("'learning_rate': ")) {
                 true => Ok(Seen::Framework("Hugging Face Trainer")),
                 false => Err(Miss::Other),
             },

@@ -9,7 +9,7 @@
 
 use super::{Dialect, Line, Processes, Weight, progress_of};
 use crate::scaling::diagnose::seen::{Printed, Prints, Reading, Record, Seen};
-use crate::scaling::diagnose::text::{Cursor, Miss, has};
+use crate::scaling::diagnose::text::{Cursor, Miss, has, key};
 
 pub const DIALECT: Dialect = Dialect {
     format: "swin-meter",
@@ -28,7 +28,7 @@ pub const DIALECT: Dialect = Dialect {
 
 fn progress(cursor: &mut Cursor<'_>) -> Result<Seen, Miss> {
     let line = cursor.text;
-    if !has(line, "Train: [") || cursor.text.get(cursor.at) != Some(&b' ') {
+    if !has(line, key!("Train: [")) || cursor.text.get(cursor.at) != Some(&b' ') {
         return Err(Miss::Other);
     }
     let value = cursor.number()?;

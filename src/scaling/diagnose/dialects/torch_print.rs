@@ -12,7 +12,7 @@
 
 use super::{Dialect, Line, Processes, Weight, progress_of};
 use crate::scaling::diagnose::seen::{Loss, Printed, Prints, Reading, Record, Seen};
-use crate::scaling::diagnose::text::{self, Cursor, Miss, has, is_word};
+use crate::scaling::diagnose::text::{self, Cursor, Miss, has, is_word, key};
 
 pub const DIALECT: Dialect = Dialect {
     format: "torch-print",
@@ -178,7 +178,7 @@ fn named_with_sign(cursor: &mut Cursor<'_>) -> Result<Seen, Miss> {
 
 /// `scaler.state_dict()`.
 fn state(cursor: &mut Cursor<'_>) -> Result<Seen, Miss> {
-    if !has(cursor.text, "growth_factor") {
+    if !has(cursor.text, key!("growth_factor")) {
         return Err(Miss::Other);
     }
     let number = text::value(cursor).ok_or(Miss::Other)?;
