@@ -344,14 +344,7 @@ impl Level {
     }
 
     fn pop(&mut self, reset: u64) -> Option<(u64, u64)> {
-        if self
-            .states
-            .front()
-            .is_none_or(|(oldest, ..)| *oldest != reset)
-        {
-            return None;
-        }
-        let (_, low, high) = self.states.pop_front()?;
+        let (_, low, high) = self.states.pop_front_if(|(oldest, ..)| *oldest == reset)?;
         while self.least.front().is_some_and(|(at, _)| *at <= reset) {
             self.least.pop_front();
         }
