@@ -344,7 +344,14 @@ impl Level {
     }
 
     fn pop(&mut self, reset: u64) -> Option<(u64, u64)> {
-        let (_, low, high) = self.states.pop_front_if(|(oldest, ..)| *oldest == reset)?;
+        if self
+            .states
+            .front()
+            .is_none_or(|(oldest, ..)| *oldest != reset)
+        {
+            return None;
+        }
+        let (_, low, high) = self.states.pop_front()?;
         while self.least.front().is_some_and(|(at, _)| *at <= reset) {
             self.least.pop_front();
         }
