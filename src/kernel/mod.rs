@@ -195,7 +195,7 @@ impl Counter {
 impl Backend {
     /// How far a block's elements are off: Σ |y − x·s| / |x| and Σ (y − x·s)², weighted, over the finite nonzero elements that
     /// stay finite. The same on every backend, bit for bit.
-    pub fn errors(self, rounding: &Rounding, block: &Block) -> [f64; 2] {
+    pub fn errors(self, rounding: &Rounding, block: &mut Block) -> [f64; 2] {
         match self.0 {
             Which::Scalar => scalar::Scalar.errors(rounding, block),
             Which::Avx2(lanes) => lanes.errors(rounding, block),
