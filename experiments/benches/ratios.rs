@@ -79,8 +79,11 @@ impl Random {
     }
 }
 
+/// Makes the n-th value.
+type Make = fn(&mut Random, usize) -> f32;
+
 /// The data sets: gradients as they are, and as they are at their worst.
-const DATA: [(&str, fn(&mut Random, usize) -> f32); 12] = [
+const DATA: [(&str, Make); 12] = [
     ("normal", |r, _| r.normal() as f32),
     ("log-normal, 2 binades", |r, _| {
         ((r.normal() * 2.0 - 12.0).exp2() * r.sign()) as f32

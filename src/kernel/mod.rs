@@ -243,3 +243,28 @@ impl Pool {
         result
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Small enough for an interpreter that watches every access; `tests/kernel.rs` is the real test.
+    #[test]
+    fn each_backend_counts_odd_lengths_and_odd_values_as_one_by_one() {
+        let mut values: Vec<f32> = (0..1333u32)
+            .map(|i| f32::from_bits(0x3800_0000 + i * 0x1_2345))
+            .collect();
+        values.extend([0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 1e-40]);
+        values.extend([1.0; 300]);
+        let mut accumulator = Accumulator::new();
+        accumulator.add(&values);
+        let expected = accumulator.finish();
+        for backend in Backend::available() {
+            let mut counter = Counter::new(backend);
+            for _ in 0..2 {
+                counter.add(&values);
+                assert_eq!(counter.finish(), expected, "{}", backend.name());
+            }
+        }
+    }
+}
