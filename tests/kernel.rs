@@ -2,9 +2,14 @@
 //!
 //! With `GRADSCALE_NEED_BACKENDS=avx2,avx512` set, a backend that this machine lacks is a failure and no skip.
 
+use gradscale::analysis::{Analysis, By, Options, analyze};
+use gradscale::float::FP16;
+use gradscale::gradients;
+use gradscale::input::{Input, Silent};
 use gradscale::kernel::{Backend, Counter};
 use gradscale::tally::{Accumulator, SUB_BIN_EDGES, Sketch};
 use half::{bf16, f16};
+use std::path::Path;
 
 /// The backends to test; says which are left out.
 fn backends() -> Vec<Backend> {
@@ -290,4 +295,124 @@ fn a_nan_of_any_payload_is_one_nan() {
         .map(|i| f32::from_bits((0x7F80_0001 + i * 4001) | (i << 31)))
         .collect();
     check("NaN payloads", &values);
+}
+
+/// Writes an `.npy` of one dimension.
+fn write_npy(path: &Path, dtype: &str, elements: usize, bytes: &[u8]) {
+    let mut header =
+        format!("{{'descr': '{dtype}', 'fortran_order': False, 'shape': ({elements},), }}");
+    header.extend(std::iter::repeat_n(' ', 117 - header.len()));
+    let mut file = b"\x93NUMPY\x01\x00\x76\x00".to_vec();
+    file.extend(header.bytes());
+    file.push(b'\n');
+    file.extend(bytes);
+    std::fs::write(path, file).expect("the temporary directory can be written");
+}
+
+fn analysis_of(path: &Path, threads: usize, backend: Backend, divisor: Option<f64>) -> Analysis {
+    let mut reading = gradients::Options::new();
+    if let Some(divisor) = divisor {
+        reading = reading
+            .with_dump_scale(gradients::DumpScale::Value(divisor))
+            .expect("a scale");
+    }
+    let options = Options {
+        format: FP16,
+        scales: vec![1.0, 777.5, 65536.0],
+        by: By::All,
+        errors: true,
+        flush_subnormals: false,
+        backend,
+    };
+    let input = Input::open(path, &reading, false).expect("it was written");
+    rayon::ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .build()
+        .expect("threads")
+        .install(|| analyze(&[input], &options, &reading, &Silent).expect("it can be read"))
+}
+
+#[test]
+fn a_large_tensor_gives_the_same_bits_on_any_number_of_threads_and_any_backend() {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let mut random = Random(21);
+    // More than one range of 16 MiB, and a last one that is short and odd.
+    let some: Vec<f32> = (0..100_003)
+        .map(|i| match i % 5000 {
+            0 => f32::NAN,
+            1 => 0.0,
+            _ => (random.normal() * 6.0 - 12.0).exp2() as f32,
+        })
+        .collect();
+    let values: Vec<f32> = some.iter().copied().cycle().take(4_600_001).collect();
+    let wide = folder.path().join("wide.npy");
+    let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+    write_npy(&wide, "<f4", values.len(), &bytes);
+    let halves: Vec<f16> = values
+        .iter()
+        .map(|&x| f16::from_f32(x))
+        .cycle()
+        .take(9_000_001)
+        .collect();
+    let narrow = folder.path().join("narrow.npy");
+    let bytes: Vec<u8> = halves.iter().flat_map(|x| x.to_le_bytes()).collect();
+    write_npy(&narrow, "<f2", halves.len(), &bytes);
+    let halves: Vec<f32> = halves.iter().map(|x| x.to_f32()).collect();
+    for (path, values) in [(&wide, &values), (&narrow, &halves)] {
+        for divisor in [None, Some(3.0)] {
+            let one = analysis_of(path, 1, Backend::scalar(), divisor);
+            let scaled: Vec<f32> = match divisor {
+                Some(divisor) => values
+                    .iter()
+                    .map(|&x| (f64::from(x) / divisor) as f32)
+                    .collect(),
+                None => values.clone(),
+            };
+            assert_eq!(one.groups[0].sketch, naive(&scaled), "{path:?} {divisor:?}");
+            let many = analysis_of(path, 3, Backend::auto(), divisor);
+            assert_eq!(many.groups, one.groups, "{path:?} {divisor:?}");
+        }
+    }
+}
+
+#[cfg(feature = "cli")]
+#[test]
+fn the_flag_chooses_the_backend_the_result_names_it_and_a_missing_one_is_refused() {
+    let run = |backend: &str| {
+        std::process::Command::new(env!("CARGO_BIN_EXE_gradscale"))
+            .args([
+                "analyze",
+                "tests/data/dumps/npy/f32.npy",
+                "--json",
+                "--backend",
+                backend,
+            ])
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .output()
+            .expect("the program runs")
+    };
+    let json = |backend: &str| -> serde_json::Value {
+        let output = run(backend);
+        assert_eq!(output.status.code(), Some(0), "{backend}");
+        serde_json::from_slice(&output.stdout).expect("one document")
+    };
+    let scalar = json("scalar");
+    assert_eq!(scalar["backend"], "scalar");
+    for backend in backends() {
+        let found = json(backend.name());
+        assert_eq!(found["backend"], backend.name());
+        assert_eq!(found["groups"], scalar["groups"]);
+    }
+    assert_eq!(json("auto")["backend"], Backend::auto().name());
+    assert_eq!(json("cpu")["backend"], Backend::auto().name());
+    for (missing, says) in [("cuda", "CPU only"), ("abacus", "no such backend")] {
+        let output = run(missing);
+        assert_eq!(output.status.code(), Some(2), "{missing}");
+        assert!(output.stdout.is_empty());
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            message.contains(missing) && message.contains(says),
+            "{message}"
+        );
+    }
 }

@@ -92,6 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "65,536 counters take an interpreter minutes")]
     fn every_pattern_is_shown_as_often_as_it_was_seen_and_then_forgotten() {
         let mut halves = Halves::new();
         let bits: Vec<u16> = (0..=u16::MAX)

@@ -47,7 +47,7 @@ pub(super) trait Lanes: Copy {
     ) -> Facts;
 
     /// [`Rounding::errors_in`], in code that is compiled for this unit.
-    fn errors(self, rounding: &Rounding, block: &Block) -> [f64; 2];
+    fn errors(self, rounding: &Rounding, block: &mut Block) -> [f64; 2];
 }
 
 /// Adds words to their rows. A row is 14 bits, so no index needs a check.

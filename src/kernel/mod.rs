@@ -195,7 +195,7 @@ impl Counter {
 impl Backend {
     /// How far a block's elements are off: Σ |y − x·s| / |x| and Σ (y − x·s)², weighted, over the finite nonzero elements that
     /// stay finite. The same on every backend, bit for bit.
-    pub fn errors(self, rounding: &Rounding, block: &Block) -> [f64; 2] {
+    pub fn errors(self, rounding: &Rounding, block: &mut Block) -> [f64; 2] {
         match self.0 {
             Which::Scalar => scalar::Scalar.errors(rounding, block),
             Which::Avx2(lanes) => lanes.errors(rounding, block),
@@ -241,5 +241,30 @@ impl Pool {
         let result = work(&mut counter);
         resting().push(counter);
         result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Small enough for an interpreter that watches every access; `tests/kernel.rs` is the real test.
+    #[test]
+    fn each_backend_counts_odd_lengths_and_odd_values_as_one_by_one() {
+        let mut values: Vec<f32> = (0..1333u32)
+            .map(|i| f32::from_bits(0x3800_0000 + i * 0x1_2345))
+            .collect();
+        values.extend([0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 1e-40]);
+        values.extend([1.0; 300]);
+        let mut accumulator = Accumulator::new();
+        accumulator.add(&values);
+        let expected = accumulator.finish();
+        for backend in Backend::available() {
+            let mut counter = Counter::new(backend);
+            for _ in 0..2 {
+                counter.add(&values);
+                assert_eq!(counter.finish(), expected, "{}", backend.name());
+            }
+        }
     }
 }

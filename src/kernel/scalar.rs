@@ -44,7 +44,7 @@ impl Lanes for Scalar {
         self.stage(group, staged)
     }
 
-    fn errors(self, rounding: &Rounding, block: &Block) -> [f64; 2] {
+    fn errors(self, rounding: &Rounding, block: &mut Block) -> [f64; 2] {
         rounding.errors_in(block)
     }
 }

@@ -34,7 +34,7 @@ impl Lanes for Avx2 {
         match self {}
     }
 
-    fn errors(self, _: &Rounding, _: &Block) -> [f64; 2] {
+    fn errors(self, _: &Rounding, _: &mut Block) -> [f64; 2] {
         match self {}
     }
 }

@@ -45,7 +45,7 @@ impl Lanes for Avx2 {
         unsafe { stage_and_scatter::<TURNS>(group, staged, before, tables) }
     }
 
-    fn errors(self, rounding: &Rounding, block: &Block) -> [f64; 2] {
+    fn errors(self, rounding: &Rounding, block: &mut Block) -> [f64; 2] {
         // SAFETY: `self` exists only if `new` found AVX2 and BMI2.
         unsafe { errors(rounding, block) }
     }
@@ -57,7 +57,7 @@ fn add(lanes: Avx2, rows: &mut Rows, values: &[f32]) {
 }
 
 #[target_feature(enable = "avx2,bmi2")]
-fn errors(rounding: &Rounding, block: &Block) -> [f64; 2] {
+fn errors(rounding: &Rounding, block: &mut Block) -> [f64; 2] {
     rounding.errors_in(block)
 }
 

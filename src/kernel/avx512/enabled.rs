@@ -54,7 +54,7 @@ impl Lanes for Avx512 {
         unsafe { stage_and_scatter::<TURNS>(group, staged, before, tables) }
     }
 
-    fn errors(self, rounding: &Rounding, block: &Block) -> [f64; 2] {
+    fn errors(self, rounding: &Rounding, block: &mut Block) -> [f64; 2] {
         // SAFETY: `self` exists only if `new` found these features.
         unsafe { errors(rounding, block) }
     }
@@ -66,7 +66,7 @@ fn add(lanes: Avx512, rows: &mut Rows, values: &[f32]) {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512cd,avx512dq,avx512vl,bmi2")]
-fn errors(rounding: &Rounding, block: &Block) -> [f64; 2] {
+fn errors(rounding: &Rounding, block: &mut Block) -> [f64; 2] {
     rounding.errors_in(block)
 }
 
