@@ -191,8 +191,6 @@ pub struct History {
     pub framework: Option<&'static str>,
     /// The log says that the run is in bf16.
     pub bf16: bool,
-    /// Progress lines with a learning rate of zero.
-    pub rate_zero: u64,
     /// Numbers with separators of another country: the line, and whether they were understood.
     pub localized: Option<(u64, bool)>,
     /// A message is cut off by the end of the file: the line.
@@ -804,7 +802,6 @@ impl Collector {
         if !tick {
             self.history.records += 1;
         }
-        self.history.rate_zero += u64::from(record.rate_is_zero);
         self.loss(line, record.loss);
 
         if let Some((_, open)) = &mut self.event {

@@ -115,9 +115,13 @@ fn follow(spec: &PolicySpec, first: f64, met: &[Met]) -> Option<(u64, u64, Vec<u
     for event in met {
         let low = event.low.max(at + 1);
         let high = event.high.max(low);
-        pass(policy.as_mut(), low - 1 - at);
+        // The first event only says where the scale stands when the log begins.
+        let seed = steps.is_empty();
+        if !seed {
+            pass(policy.as_mut(), low - 1 - at);
+        }
         at = low - 1;
-        if let Some(before) = event.before {
+        if let Some(before) = event.before.filter(|_| !seed) {
             while at < high - 1 && !same(policy.loss_scale(), before) {
                 let jump = (policy.quiet_steps() + 1).min(high - 1 - at);
                 pass(policy.as_mut(), jump);
@@ -131,8 +135,6 @@ fn follow(spec: &PolicySpec, first: f64, met: &[Met]) -> Option<(u64, u64, Vec<u
             policy = fresh(before)?;
         }
         at += 1;
-        // The first event only says where the scale stood when the log began.
-        let seed = steps.is_empty();
         steps.push(at);
         let ended = policy.update(Observed::OVERFLOW).is_err();
         if let Some(after) = event.after
@@ -176,6 +178,10 @@ pub fn fit(diagnosis: &Diagnosis, policy: &str) -> Option<Fit> {
         .find_map(|event| event.before.or(event.after.map(|a| 2.0 * a)))?;
     let named = PolicySpec::named(policy).ok()?;
     let default = named.growth_interval(Defaults::Framework);
+    let name = named
+        .info()
+        .key("growth_interval")
+        .map_or("growth_interval", |key| key.name);
     let seen = diagnosis.shape.rises.iter().any(|rise| rise.octaves > 0.5);
     let mut intervals: Vec<Option<u64>> = Vec::new();
     if let Some(interval) = diagnosis.growth_interval {
@@ -195,7 +201,7 @@ pub fn fit(diagnosis: &Diagnosis, policy: &str) -> Option<Fit> {
     for interval in intervals {
         let mut spec = named.clone();
         if let Some(n) = interval.filter(|n| Some(*n) != default)
-            && let Ok(with) = spec.with("growth_interval", n)
+            && let Ok(with) = spec.with(name, n)
         {
             spec = with;
         }
@@ -215,6 +221,12 @@ pub fn fit(diagnosis: &Diagnosis, policy: &str) -> Option<Fit> {
         }
     }
     let (agreed, events, spec) = best?;
+    // An interval that the log shows is said even where it is the default.
+    let key = spec.info().key("growth_interval").map(|key| key.name);
+    let spec = match (key, spec.growth_interval(Defaults::Framework)) {
+        (Some(key), Some(n)) if seen => spec.with(key, n).unwrap_or(spec),
+        _ => spec,
+    };
     (2 * agreed >= events).then(|| Fit {
         policy: spec.canonical(),
         agreed,

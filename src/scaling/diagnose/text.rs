@@ -42,6 +42,8 @@ pub struct Number {
     pub value: f64,
     /// Half of the last printed digit's unit: what rounding may hide.
     pub half_unit: f64,
+    /// It has an exponent: only a few digits are shown.
+    pub scientific: bool,
     /// How it was written.
     pub style: Style,
     /// The file ends right behind its last digit, without a line feed: more digits may be missing.
@@ -254,7 +256,12 @@ fn number(text: &[u8]) -> Option<(Number, usize)> {
     }
     let value = parse::<f64>(&text[..at])?;
     let unit = exponent.saturating_sub(decimals as i32);
-    Some((plain(value, 0.5 * 10f64.powi(unit)), at))
+    let scientific = text[..at].iter().any(|b| matches!(b, b'e' | b'E'));
+    let number = Number {
+        scientific,
+        ..plain(value, 0.5 * 10f64.powi(unit))
+    };
+    Some((number, at))
 }
 
 /// How many of the digits before `at` are the year of a date that goes on there.
@@ -274,6 +281,7 @@ fn plain(value: f64, half_unit: f64) -> Number {
     Number {
         value,
         half_unit,
+        scientific: false,
         style: Style::Plain,
         cut: false,
     }
@@ -351,6 +359,7 @@ fn localized(text: &[u8], start: usize, negative: bool) -> Option<(Number, usize
     let number = Number {
         value: parse::<f64>(&digits)?,
         half_unit: 0.5 * 10f64.powi(-(fraction.len() as i32)),
+        scientific: false,
         style,
         cut: false,
     };
