@@ -23,7 +23,7 @@ const NEEDLES: [&str; 18] = [
     "verflow",
     "VERFLOW",
     "kipp",
-    "tensor([",
+    "tensor(",
     "it/s",
     "s/it",
     "\u{7F29}\u{653E}",

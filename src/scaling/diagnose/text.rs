@@ -144,20 +144,6 @@ impl<'a> Cursor<'a> {
         self.expect(word).is_ok()
     }
 
-    /// Goes behind the next `word` within `reach` bytes.
-    pub fn skip_past(&mut self, word: &str, reach: usize) -> Result<(), Miss> {
-        let rest = self.rest();
-        let near = &rest[..reach.min(rest.len())];
-        match memmem::find(near, word.as_bytes()) {
-            Some(found) => {
-                self.at += found + word.len();
-                Ok(())
-            }
-            None if near.len() == rest.len() => Err(Miss::Short),
-            None => Err(Miss::Other),
-        }
-    }
-
     /// The number that stands here, blanks before it passed.
     pub fn number(&mut self) -> Result<Number, Miss> {
         self.blanks();
