@@ -11,7 +11,7 @@
 use super::dialects::{ALL, Message, Processes, Weight};
 use super::lines::Facts;
 use super::seen::{Clock, Loss, Overflow, Printed, Prints, Reading, Record, Seen};
-use super::text::Style;
+use super::text::{MOST_COUNT, Style};
 
 /// Clocks: the four of [`Clock`], and the number of prints.
 pub const CLOCKS: usize = 5;
@@ -752,7 +752,7 @@ impl Collector {
                 } else {
                     self.bar = Some(of);
                     let hand = &mut self.hands[clock];
-                    hand.offset += hand.last.unwrap_or(0);
+                    hand.offset = hand.offset.saturating_add(hand.last.unwrap_or(0));
                     hand.last = None;
                 }
             }
@@ -791,7 +791,8 @@ impl Collector {
             self.events_since_record = 0;
         }
         if let Some(skipped) = record.skipped {
-            *self.history.counted.get_or_insert(0) += skipped;
+            let counted = self.history.counted.get_or_insert(0);
+            *counted = counted.saturating_add(skipped);
         }
         if let (Some(all), Some(step)) = (record.skipped_in_all, record.step) {
             match &mut self.history.counted_in_all {
@@ -881,7 +882,7 @@ impl Collector {
             } else {
                 hand.last
             };
-            hand.offset += whole.unwrap_or(0);
+            hand.offset = hand.offset.saturating_add(whole.unwrap_or(0));
             if !new_epoch && record.clock != Clock::Bar {
                 self.restart(line);
             }
@@ -892,7 +893,8 @@ impl Collector {
         if record.epoch.is_some() {
             self.epoch = record.epoch;
         }
-        let absolute = hand.offset + step;
+        // So many steps no run has; sums of them stay sums.
+        let absolute = hand.offset.saturating_add(step).min(1000 * MOST_COUNT);
         if self.place[clock] != Some(absolute) {
             self.history.advances[clock] += 1;
             let firsts = &mut self.history.first_steps[clock];

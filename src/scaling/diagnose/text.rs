@@ -3,7 +3,7 @@
 //! Pieces are bytes: logs hold torn characters, and nothing here may trip over one. Numbers keep how they were printed,
 //! because `0.062` may stand for 0.0625 and `65.536,0` for sixty-five thousand.
 
-use memchr::memmem::{self, Finder};
+use memchr::memmem::Finder;
 
 /// A search for a literal, prepared once a process.
 macro_rules! key {
@@ -48,6 +48,16 @@ pub struct Number {
     pub style: Style,
     /// The file ends right behind its last digit, without a line feed: more digits may be missing.
     pub cut: bool,
+}
+
+/// No count in a log is larger; a larger number is taken for this, so that sums stay sums.
+pub const MOST_COUNT: u64 = 1_000_000_000_000;
+
+impl Number {
+    /// As a count; what is no count is 0.
+    pub fn count(self) -> u64 {
+        (self.value.max(0.0) as u64).min(MOST_COUNT)
+    }
 }
 
 /// A place in a piece.
@@ -171,7 +181,7 @@ impl<'a> Cursor<'a> {
             self.at += 1;
         }
         match self.at > start {
-            true => Ok(value),
+            true => Ok(value.min(MOST_COUNT)),
             false if self.at == self.text.len() => Err(Miss::Short),
             false => Err(Miss::Other),
         }

@@ -321,6 +321,7 @@ impl Reader {
                             record = Some(d);
                         }
                         behind = cursor.at.max(needle.end());
+                        from = behind.min(text.len());
                         self.found.push((
                             needle.start(),
                             Message {

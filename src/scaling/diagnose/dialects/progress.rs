@@ -107,7 +107,7 @@ fn loss_at(line: &[u8], end: usize, cut: bool) -> Option<FoundLoss> {
         && let Ok(second) = here.number()
         && number.value.fract() == 0.0
     {
-        step = Some(number.value as u64);
+        step = Some(number.count());
         number = second;
     }
     if number.style == text::Style::Ambiguous {
