@@ -908,33 +908,29 @@ impl Collector {
     }
 
     fn loss(&mut self, line: u64, loss: Loss) {
-        match loss {
-            Loss::None => return,
-            loss if loss.is_nonfinite() => {
-                if self.run_of_nonfinite.0 == 0 {
-                    self.run_of_nonfinite.1 = line;
-                }
-                self.run_of_nonfinite.0 += 1;
-                if self.run_of_nonfinite.0 > self.history.nonfinite_run.0 {
-                    self.history.nonfinite_run = self.run_of_nonfinite;
+        if loss.is_nonfinite() {
+            if self.run_of_nonfinite.0 == 0 {
+                self.run_of_nonfinite.1 = line;
+            }
+            self.run_of_nonfinite.0 += 1;
+            if self.run_of_nonfinite.0 > self.history.nonfinite_run.0 {
+                self.history.nonfinite_run = self.run_of_nonfinite;
+            }
+            return;
+        }
+        let Loss::Value(value) = loss else { return };
+        self.run_of_nonfinite.0 = 0;
+        match self.best {
+            Some(best) if best > 0.0 && value >= 10.0 * best => {
+                self.above_best += 1;
+                if self.above_best >= 2 {
+                    self.history.blown_up.get_or_insert(line);
                 }
             }
-            Loss::Value(value) => {
-                self.run_of_nonfinite.0 = 0;
-                match self.best {
-                    Some(best) if best > 0.0 && value >= 10.0 * best => {
-                        self.above_best += 1;
-                        if self.above_best >= 2 {
-                            self.history.blown_up.get_or_insert(line);
-                        }
-                    }
-                    _ => {
-                        self.above_best = 0;
-                        self.best = Some(self.best.map_or(value, |best| best.min(value)));
-                    }
-                }
+            _ => {
+                self.above_best = 0;
+                self.best = Some(self.best.map_or(value, |best| best.min(value)));
             }
-            Loss::LeftOut => {}
         }
     }
 }

@@ -356,7 +356,10 @@ impl Level {
     }
 
     fn pop(&mut self, reset: u64) -> Option<(u64, u64)> {
-        let (_, low, high) = self.states.pop_front_if(|(oldest, ..)| *oldest == reset)?;
+        self.states
+            .front()
+            .filter(|(oldest, ..)| *oldest == reset)?;
+        let (_, low, high) = self.states.pop_front()?;
         while self.least.front().is_some_and(|(at, _)| *at <= reset) {
             self.least.pop_front();
         }

@@ -229,11 +229,11 @@ fn number(text: &[u8]) -> Option<(Number, usize)> {
             decimals = decimals.saturating_sub(year);
         }
     }
-    if matches!(text.get(at), Some(b',' | b'.')) && text.get(at + 1).is_some_and(u8::is_ascii_digit)
+    if matches!(text.get(at), Some(b',' | b'.'))
+        && text.get(at + 1).is_some_and(u8::is_ascii_digit)
+        && let Some(found) = localized(text, start, negative)
     {
-        if let Some(found) = localized(text, start, negative) {
-            return Some(found);
-        }
+        return Some(found);
     }
     let mut exponent: i32 = 0;
     if let Some(b'e' | b'E') = text.get(at) {
