@@ -491,3 +491,88 @@ fn the_command_says_it_with_its_words_and_its_status() {
         "apex-amp:scale_window=2000"
     );
 }
+
+#[test]
+fn a_floor_is_told_from_copies_of_one_event() {
+    for ranks in [1, 4] {
+        let mut log = String::new();
+        for power in (0..=5).rev() {
+            log += &format!(
+                "Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to {}.0\n",
+                1 << power
+            )
+            .repeat(ranks);
+        }
+        log += &"Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to 1.0\n"
+            .repeat(40 * ranks);
+        let found = text(&log);
+        assert_eq!(
+            (found.verdict(), found.skipped_steps),
+            (Verdict::PinnedAtFloor, Some(46)),
+            "{ranks}"
+        );
+    }
+}
+
+#[test]
+fn logarithms_grow_a_thousandth_a_step() {
+    let (mut lg, mut log) = (20.0, String::new());
+    for n in 1..=8000 {
+        if n <= 3 || n % 1000 == 0 {
+            lg -= 1.0;
+            log += &format!("Found NaN, decreased lg_loss_scale to {lg}\n");
+        } else {
+            lg += 0.001;
+        }
+        if n % 100 == 0 {
+            log += &format!(
+                "| lg_loss_scale | {lg:.1} |\n| loss | {:.3} |\n",
+                1.0 - f64::from(n) / 20_000.0
+            );
+        }
+    }
+    let found = text(&log);
+    assert_eq!(
+        (found.verdict(), found.skipped_steps),
+        (Verdict::SawtoothAtCeiling, Some(11)),
+        "{}",
+        found.why
+    );
+}
+
+#[test]
+fn a_scaler_that_was_not_restored_is_no_growth() {
+    let overflow = |scale: u64| {
+        format!(
+            "[INFO] [loss_scaler.py:181:update_scale] [deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: {scale}, reducing to {}\n",
+            scale / 2
+        )
+    };
+    let mut log = String::new();
+    let mut skipped = 0;
+    for start in [0, 5000] {
+        for power in (9..=16).rev() {
+            log += &overflow(1 << power);
+            skipped += 1;
+        }
+        for n in 1..50 {
+            log += &format!(
+                "[Rank 0] step={}, skipped={skipped}, lr=[1e-05], mom=[(0.9, 0.95)]\n",
+                start + 100 * n
+            );
+        }
+    }
+    let found = text(&log);
+    assert_eq!(
+        (found.verdict(), found.skipped_steps),
+        (Verdict::RampUpHarmless, Some(16)),
+        "{}",
+        found.why
+    );
+    assert!(
+        found.advice.iter().any(|a| a.contains("scaler's state")),
+        "{:?}",
+        found.advice
+    );
+    assert_eq!(found.growth_interval, None);
+}

@@ -1,5 +1,6 @@
 //! Loss-scaling policies and what follows from replaying them.
 
+mod censored;
 pub mod diagnose;
 pub mod exec;
 pub mod golden;

@@ -312,6 +312,14 @@ impl Collector {
                 }
             }
             Seen::Record(record) => self.record(line, record),
+            Seen::Step(step) => {
+                let clock = Clock::Loop as usize;
+                self.step(line, clock, step, &Record::default());
+                if let Some(calm) = &mut self.calm {
+                    calm.from[clock] = calm.from[clock].or(self.place[clock]);
+                    calm.to = self.place;
+                }
+            }
             Seen::Scale(printed) => {
                 self.record(
                     line,
@@ -638,8 +646,8 @@ impl Collector {
                     (Some(before), Some(after)) => after < before,
                     (Some(_), None) => true,
                     // A value that a scaler can fall to only once, unless it is at its end.
-                    (None, Some(after)) => after > 1.0 || earlier && after > 0.0 && !dialect.log2,
-                    (None, None) => true,
+                    (None, Some(after)) => after > 1.0 || dialect.log2,
+                    (None, None) => b.rank.is_none(),
                 };
                 let apart = match (event.time, message.time) {
                     (Some(x), Some(y)) => (y - x).rem_euclid(86_400.0) > 2.0,
@@ -657,10 +665,6 @@ impl Collector {
                     if seen >= room {
                         return false;
                     }
-                }
-                // One process alone repeats a value: the next step, where it never repeated one before.
-                if b.rank.is_none() && earlier && most <= 1 && !falls {
-                    return false;
                 }
             }
             _ => {}

@@ -180,6 +180,8 @@ pub enum Seen {
     GrowthInterval(u64),
     /// A progress line.
     Record(Record),
+    /// The step, in a line of its own.
+    Step(u64),
     /// The scale, printed by itself.
     Scale(Printed),
     /// A number called `scale` and nothing more: believed where its company is right.
