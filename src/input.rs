@@ -2,6 +2,7 @@
 
 use crate::gradients::{self, Dump, DumpFile, GradientsError};
 use crate::kernel::{Backend, Nothing, Pool, read_files, read_tensor};
+use crate::scaling::diagnose::{self, DiagnoseError, Log};
 use crate::tally::series::{self, SeriesError};
 use crate::tally::store::{self, TraceError};
 use crate::tally::{Sample, Sketch, Step, TensorInfo, Trace, nonfinite};
@@ -34,7 +35,7 @@ impl Progress for Silent {
 pub struct NamedTrace {
     /// The path, or the built-in run's name.
     pub label: String,
-    /// The kind's word: `trace`, `series`, `dump` or `built-in`.
+    /// The kind's word: `trace`, `series`, `log`, `dump` or `built-in`.
     pub kind: &'static str,
     /// The record.
     pub trace: Trace,
@@ -88,6 +89,19 @@ pub enum InputError {
     NoGradients {
         /// The file.
         path: PathBuf,
+    },
+    /// A log that cannot be opened.
+    #[error(transparent)]
+    Log(#[from] DiagnoseError),
+    /// A log without steps or without scales.
+    #[error(
+        "replaying log {path:?}: found {found}, expected steps with their scales; gradscale diagnose says what the log does tell"
+    )]
+    NoHistory {
+        /// The log.
+        path: PathBuf,
+        /// Its verdict, and why.
+        found: String,
     },
     /// A dump that says no steps where steps are needed.
     #[error(
@@ -144,6 +158,9 @@ impl Input {
                 path: path.to_owned(),
                 traces: series::read(path)?,
             });
+        }
+        if !path.is_dir() && diagnose::is_log(path) {
+            return open_log(path);
         }
         Ok(Input::Dump(vec![Dump::open(path, reading)?]))
     }
@@ -304,6 +321,34 @@ struct FileRead {
     place: usize,
     left_out: u64,
     trace: Trace,
+}
+
+/// A log as a trace: the scale of each step and whether it overflowed. Its verdict comes along as a warning.
+fn open_log(path: &Path) -> Result<Input, InputError> {
+    let label = path.display().to_string();
+    let file = std::fs::File::open(path).map_err(|source| DiagnoseError::Read {
+        log: label.clone(),
+        source,
+    })?;
+    let diagnosis = Log::read(file, &label)?.diagnose();
+    let verdict = diagnosis.verdict().as_str();
+    let trace = diagnosis.to_trace().ok_or_else(|| InputError::NoHistory {
+        path: path.to_owned(),
+        found: format!("{verdict} ({})", diagnosis.why),
+    })?;
+    let mut warnings = vec![Warning::new(
+        Kind::Diagnosis,
+        format!("the log shows {verdict}"),
+        diagnosis.why.trim_end_matches('.'),
+        diagnosis.advice.join("; "),
+    )];
+    warnings.extend(diagnosis.warnings);
+    Ok(Input::Trace(Box::new(NamedTrace {
+        label,
+        kind: "log",
+        trace,
+        warnings,
+    })))
 }
 
 /// Sketches a dump: one sampled row a step; files without a step are rows 0, 1, ….

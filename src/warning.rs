@@ -35,6 +35,8 @@ pub enum Kind {
     BuiltInRun,
     /// Some steps' overflow is unknown at some scales.
     Censored,
+    /// What a training log shows.
+    Diagnosis,
 }
 
 /// Something a reader of the result has to know.

@@ -282,3 +282,297 @@ fn a_planted_collapse_is_never_missed() {
         need(found.is_bad_news(), found, "missed")
     });
 }
+
+/// A log of apex's lines with progress, for the tests below.
+fn ramp() -> String {
+    let mut log = String::new();
+    for scale in ["32768.0", "16384.0", "8192.0"] {
+        log += &format!(
+            "Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to {scale}\n"
+        );
+    }
+    for step in 1..30 {
+        log += &format!(
+            "step {} | loss {:.3} | lr 5e-05\n",
+            10 * step,
+            4.0 - 0.01 * f64::from(step)
+        );
+    }
+    log
+}
+
+#[test]
+fn a_log_reads_the_same_in_any_packing_and_with_any_breaks() {
+    let plain = ramp();
+    let crlf = plain.replace('\n', "\r\n");
+    let colours = plain
+        .replace("Gradient", "\x1b[31mGradient\x1b[0m")
+        .replace("loss scale", "loss \x1b[1mscale\x1b[0m");
+    let prefixed: String = plain
+        .lines()
+        .map(|line| format!("node03: [rank0]: 2024-01-01 10:00:00,123 INFO {line}\n"))
+        .collect();
+    let wide: Vec<u8> = std::iter::once(0xFEFF)
+        .chain(crlf.encode_utf16())
+        .flat_map(u16::to_le_bytes)
+        .collect();
+    let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    std::io::Write::write_all(&mut packed, plain.as_bytes()).expect("in memory");
+    let packed = packed.finish().expect("in memory");
+    let returns = plain.replace('\n', "\r");
+    for (name, bytes) in [
+        ("crlf", crlf.as_bytes()),
+        ("colours", colours.as_bytes()),
+        ("prefixed", prefixed.as_bytes()),
+        ("utf-16", &wide[..]),
+        ("gzip", &packed[..]),
+        ("carriage returns", returns.as_bytes()),
+    ] {
+        let found = Log::read(bytes, "log").expect(name).diagnose();
+        assert_eq!(found.verdict(), Verdict::RampUpHarmless, "{name}");
+        assert_eq!(found.skipped_steps, Some(3), "{name}");
+        assert_eq!(
+            (found.first_scale, found.last_scale),
+            (Some(32768.0), Some(8192.0)),
+            "{name}"
+        );
+    }
+    // A gzip file that breaks off is read as far as it goes, and that is said.
+    let broken = Log::read(&packed[..packed.len() - 12], "log")
+        .expect("readable")
+        .diagnose();
+    assert!(
+        broken
+            .warnings
+            .iter()
+            .any(|w| w.seen.contains("breaks off")),
+        "{:?}",
+        broken.warnings
+    );
+    let xz = Log::read(&b"\xFD7zXZ\0\0\0"[..], "log.xz").expect_err("not read");
+    assert!(xz.to_string().contains("\"log.xz\": found xz data"), "{xz}");
+}
+
+#[test]
+fn nothing_in_a_log_makes_it_panic() {
+    let mut dice = generate::Dice::new(11);
+    let seeds: Vec<Vec<u8>> = std::fs::read_dir(folder())
+        .expect("committed")
+        .map(|entry| entry.expect("readable").path())
+        .filter(|path| path.extension().is_some_and(|e| e == "log"))
+        .map(|path| std::fs::read(path).expect("readable"))
+        .collect();
+    let odd: [&[u8]; 12] = [
+        b"1e999",
+        b"-0",
+        b"nan",
+        b"18446744073709551616",
+        b"\xFF\xFE",
+        b"\0",
+        b"\x1b[",
+        b"\r",
+        b"1.2.3,4",
+        b"\xEF\xBC\xBE",
+        b"0.0",
+        b"inf",
+    ];
+    for round in 0..3000 {
+        let seed = &seeds[dice.within(0, seeds.len() as u64 - 1) as usize];
+        let from = dice.within(0, seed.len() as u64 - 1) as usize;
+        let length = dice.within(1, 4000) as usize;
+        let mut bytes = seed[from..seed.len().min(from + length)].to_vec();
+        for _ in 0..dice.within(0, 8) {
+            let at = dice.within(0, bytes.len() as u64 - 1) as usize;
+            match dice.within(0, 4) {
+                0 => bytes[at] = dice.next() as u8,
+                1 => bytes.truncate(at.max(1)),
+                2 => {
+                    bytes.splice(at..at, odd[dice.within(0, 11) as usize].iter().copied());
+                }
+                3 => {
+                    let piece: Vec<u8> = bytes[at..bytes.len().min(at + 300)].to_vec();
+                    bytes.splice(at..at, piece);
+                }
+                _ => {
+                    // A number becomes another one.
+                    if let Some(digit) = bytes[at..].iter().position(u8::is_ascii_digit) {
+                        bytes.splice(
+                            at + digit..at + digit + 1,
+                            odd[dice.within(0, 11) as usize].iter().copied(),
+                        );
+                    }
+                }
+            }
+        }
+        let found = Log::read(&bytes[..], "log").expect("readable");
+        let found = if round % 10 == 0 {
+            found.diagnose()
+        } else {
+            found.judge()
+        };
+        let json = gradscale::report::diagnosis::to_json(std::slice::from_ref(&found));
+        assert!(serde_json::to_string(&json).is_ok());
+        let text = gradscale::report::diagnosis::to_text(&found);
+        assert!(
+            !text.chars().any(|c| c.is_control() && c != '\n'),
+            "{text:?}"
+        );
+    }
+}
+
+#[test]
+fn ranks_of_one_run_are_one_log_and_are_compared() {
+    let log = |scale: u32| {
+        let text = format!(
+            "gradscale: step 4 overflow, loss_scale {scale}.0 -> {}.0, first non-finite tensor a\n",
+            scale / 2
+        ) + &(1..40)
+            .map(|n| format!("step {n} loss 2.5\n"))
+            .collect::<String>();
+        Log::read(text.as_bytes(), &format!("rank{scale}")).expect("text")
+    };
+    let together = Diagnosis::of_ranks(&[log(65536), log(65536)]).expect("two logs");
+    assert_eq!(
+        (together.verdict(), together.skipped_steps),
+        (Verdict::RampUpHarmless, Some(1))
+    );
+    let apart = Diagnosis::of_ranks(&[log(65536), log(1024)]).expect("two logs");
+    assert_eq!(apart.verdict(), Verdict::RankDesync);
+    assert!(Diagnosis::of_ranks(&[]).is_none());
+}
+
+#[test]
+fn the_command_says_it_with_its_words_and_its_status() {
+    let run = |args: &[&str], stdin: &[u8]| {
+        use std::io::Write;
+        use std::process::{Command, Stdio};
+        let mut child = Command::new(env!("CARGO_BIN_EXE_gradscale"))
+            .arg("diagnose")
+            .args(args)
+            .current_dir(folder())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("starts");
+        // The program may end before it has read everything.
+        let _ = child.stdin.take().expect("piped").write_all(stdin);
+        let done = child.wait_with_output().expect("ends");
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
+        (done.status.code(), text(done.stdout), text(done.stderr))
+    };
+    let (status, out, err) = run(&["-"], ramp().as_bytes());
+    assert_eq!((status, err.as_str()), (Some(0), ""));
+    assert!(out.starts_with("Normal: overflows at the start"), "{out}");
+    let (status, out, _) = run(&["apex-to-zero.log"], b"");
+    assert_eq!(status, Some(1));
+    assert!(out.starts_with("Failure: "), "{out}");
+    let (status, out, err) = run(
+        &["-"],
+        b"{'loss': 2.0, 'learning_rate': 0, 'epoch': 0.01}\n",
+    );
+    assert_eq!(status, Some(0));
+    assert!(out.starts_with("cannot tell"), "{out}");
+    assert!(
+        out.contains("trainer.accelerator.scaler.get_scale()"),
+        "{out}"
+    );
+    assert!(err.starts_with("warning: "), "{err}");
+    let (status, out, err) = run(&["nowhere.log"], b"");
+    assert_eq!((status, out.as_str()), (Some(2), ""));
+    assert!(err.contains("\"nowhere.log\""), "{err}");
+    let (status, out, _) = run(&["apex-to-zero.log", "apex-every-2000.log", "--json"], b"");
+    assert_eq!(status, Some(1));
+    let json: Json = serde_json::from_str(&out).expect("one document");
+    assert_eq!(json["schema"], "gradscale.diagnose/1");
+    assert_eq!(json["logs"][1]["verdict"], "SAWTOOTH_AT_CEILING");
+    assert_eq!(
+        json["logs"][1]["fit"]["policy"],
+        "apex-amp:scale_window=2000"
+    );
+}
+
+#[test]
+fn a_floor_is_told_from_copies_of_one_event() {
+    for ranks in [1, 4] {
+        let mut log = String::new();
+        for power in (0..=5).rev() {
+            log += &format!(
+                "Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to {}.0\n",
+                1 << power
+            )
+            .repeat(ranks);
+        }
+        log += &"Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to 1.0\n"
+            .repeat(40 * ranks);
+        let found = text(&log);
+        assert_eq!(
+            (found.verdict(), found.skipped_steps),
+            (Verdict::PinnedAtFloor, Some(46)),
+            "{ranks}"
+        );
+    }
+}
+
+#[test]
+fn logarithms_grow_a_thousandth_a_step() {
+    let (mut lg, mut log) = (20.0, String::new());
+    for n in 1..=8000 {
+        if n <= 3 || n % 1000 == 0 {
+            lg -= 1.0;
+            log += &format!("Found NaN, decreased lg_loss_scale to {lg}\n");
+        } else {
+            lg += 0.001;
+        }
+        if n % 100 == 0 {
+            log += &format!(
+                "| lg_loss_scale | {lg:.1} |\n| loss | {:.3} |\n",
+                1.0 - f64::from(n) / 20_000.0
+            );
+        }
+    }
+    let found = text(&log);
+    assert_eq!(
+        (found.verdict(), found.skipped_steps),
+        (Verdict::SawtoothAtCeiling, Some(11)),
+        "{}",
+        found.why
+    );
+}
+
+#[test]
+fn a_scaler_that_was_not_restored_is_no_growth() {
+    let overflow = |scale: u64| {
+        format!(
+            "[INFO] [loss_scaler.py:181:update_scale] [deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: {scale}, reducing to {}\n",
+            scale / 2
+        )
+    };
+    let mut log = String::new();
+    let mut skipped = 0;
+    for start in [0, 5000] {
+        for power in (9..=16).rev() {
+            log += &overflow(1 << power);
+            skipped += 1;
+        }
+        for n in 1..50 {
+            log += &format!(
+                "[Rank 0] step={}, skipped={skipped}, lr=[1e-05], mom=[(0.9, 0.95)]\n",
+                start + 100 * n
+            );
+        }
+    }
+    let found = text(&log);
+    assert_eq!(
+        (found.verdict(), found.skipped_steps),
+        (Verdict::RampUpHarmless, Some(16)),
+        "{}",
+        found.why
+    );
+    assert!(
+        found.advice.iter().any(|a| a.contains("scaler's state")),
+        "{:?}",
+        found.advice
+    );
+    assert_eq!(found.growth_interval, None);
+}

@@ -330,6 +330,9 @@ pub struct DiagnoseArgs {
     /// Training logs, plain or gzip; `-` is stdin. Each is one run
     #[arg(required = true, value_name = "LOG")]
     pub logs: Vec<PathBuf>,
+    /// The logs are ranks of one run: one diagnosis, and their scales are compared
+    #[arg(long)]
+    pub as_ranks: bool,
     /// One JSON document on stdout
     #[arg(long)]
     pub json: bool,

@@ -81,7 +81,8 @@ fn headline(diagnosis: &Diagnosis) -> String {
         (Some(n), _) => format!("{} steps skipped", count(n)),
         (None, Some(1)) => "at least 1 step skipped".to_owned(),
         (None, Some(n)) if n > 0 => format!("at least {} steps skipped", count(n)),
-        _ => "no count of skipped steps".to_owned(),
+        (None, Some(_)) => "no skipped step seen".to_owned(),
+        (None, None) => "no count of skipped steps".to_owned(),
     };
     let scale = match (diagnosis.first_scale, diagnosis.last_scale) {
         (Some(first), Some(last)) if first == last => {

@@ -100,7 +100,9 @@ impl RunReport {
         run_options: RunOptions,
         options: &Options,
     ) -> Result<RunReport, ReportError> {
-        RunReport::gather(trace, None, None, run_options, options)
+        // A log is the record of what the run itself did.
+        let real = (trace.kind == "log").then(|| trace.trace.clone());
+        RunReport::gather(trace, real, None, run_options, options)
     }
 
     /// Gathers what the report says of a built-in run.

@@ -1,5 +1,6 @@
 //! Loss-scaling policies and what follows from replaying them.
 
+mod censored;
 mod confidence;
 pub mod diagnose;
 pub mod exec;

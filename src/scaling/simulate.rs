@@ -497,6 +497,21 @@ const READINGS_BUDGET: usize = 20_000_000;
 /// Reading every undecided step as clean is not the least: a scale that climbs higher meets more overflows later. States
 /// that behave alike from here on are kept once, with the least and the most skips on any way to them.
 fn bounds(run: &Run, policy: &dyn Policy) -> Bounds {
+    let quick = policy
+        .doubling()
+        .and_then(|rule| super::censored::bounds(&run.limits, policy.loss_scale() as f32, rule));
+    match quick {
+        Some((low, high)) => Bounds {
+            low,
+            high,
+            tight: true,
+        },
+        None => follow(run, policy),
+    }
+}
+
+/// [`bounds`] by following every state: the slow, obvious version.
+pub(super) fn follow(run: &Run, policy: &dyn Policy) -> Bounds {
     type Reached = (Box<dyn Policy>, u64, u64);
     let mut states: HashMap<[u64; 2], Reached> = HashMap::new();
     states.insert(policy.fingerprint(), (policy.clone_box(), 0, 0));

@@ -4,16 +4,21 @@ use super::{print, print_json};
 use crate::cli::args::DiagnoseArgs;
 use crate::cli::{BAD_NEWS, CliError, DONE};
 use crate::report::{diagnosis, table};
-use crate::scaling::diagnose::{DiagnoseError, Log};
+use crate::scaling::diagnose::{DiagnoseError, Diagnosis, Log};
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
 pub fn run(args: &DiagnoseArgs) -> Result<u8, CliError> {
-    let mut diagnoses = Vec::new();
+    let mut logs = Vec::new();
     for path in &args.logs {
-        diagnoses.push(open(path)?.diagnose());
+        logs.push(open(path)?);
     }
+    let diagnoses: Vec<Diagnosis> = if args.as_ranks {
+        Diagnosis::of_ranks(&logs).into_iter().collect()
+    } else {
+        logs.iter().map(Log::diagnose).collect()
+    };
     if args.json {
         print_json(&diagnosis::to_json(&diagnoses))?;
     } else {

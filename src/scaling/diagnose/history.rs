@@ -11,7 +11,7 @@
 use super::dialects::{ALL, Message, Processes, Weight};
 use super::lines::Facts;
 use super::seen::{Clock, Loss, Overflow, Printed, Prints, Reading, Record, Seen};
-use super::text::Style;
+use super::text::{MOST_COUNT, Style};
 
 /// Clocks: the four of [`Clock`], and the number of prints.
 pub const CLOCKS: usize = 5;
@@ -191,8 +191,6 @@ pub struct History {
     pub framework: Option<&'static str>,
     /// The log says that the run is in bf16.
     pub bf16: bool,
-    /// Progress lines with a learning rate of zero.
-    pub rate_zero: u64,
     /// Numbers with separators of another country: the line, and whether they were understood.
     pub localized: Option<(u64, bool)>,
     /// A message is cut off by the end of the file: the line.
@@ -314,6 +312,14 @@ impl Collector {
                 }
             }
             Seen::Record(record) => self.record(line, record),
+            Seen::Step(step) => {
+                let clock = Clock::Loop as usize;
+                self.step(line, clock, step, &Record::default());
+                if let Some(calm) = &mut self.calm {
+                    calm.from[clock] = calm.from[clock].or(self.place[clock]);
+                    calm.to = self.place;
+                }
+            }
             Seen::Scale(printed) => {
                 self.record(
                     line,
@@ -640,8 +646,8 @@ impl Collector {
                     (Some(before), Some(after)) => after < before,
                     (Some(_), None) => true,
                     // A value that a scaler can fall to only once, unless it is at its end.
-                    (None, Some(after)) => after > 1.0 || earlier && after > 0.0 && !dialect.log2,
-                    (None, None) => true,
+                    (None, Some(after)) => after > 1.0 || dialect.log2,
+                    (None, None) => b.rank.is_none(),
                 };
                 let apart = match (event.time, message.time) {
                     (Some(x), Some(y)) => (y - x).rem_euclid(86_400.0) > 2.0,
@@ -659,10 +665,6 @@ impl Collector {
                     if seen >= room {
                         return false;
                     }
-                }
-                // One process alone repeats a value: the next step, where it never repeated one before.
-                if b.rank.is_none() && earlier && most <= 1 && !falls {
-                    return false;
                 }
             }
             _ => {}
@@ -754,7 +756,7 @@ impl Collector {
                 } else {
                     self.bar = Some(of);
                     let hand = &mut self.hands[clock];
-                    hand.offset += hand.last.unwrap_or(0);
+                    hand.offset = hand.offset.saturating_add(hand.last.unwrap_or(0));
                     hand.last = None;
                 }
             }
@@ -793,7 +795,8 @@ impl Collector {
             self.events_since_record = 0;
         }
         if let Some(skipped) = record.skipped {
-            *self.history.counted.get_or_insert(0) += skipped;
+            let counted = self.history.counted.get_or_insert(0);
+            *counted = counted.saturating_add(skipped);
         }
         if let (Some(all), Some(step)) = (record.skipped_in_all, record.step) {
             match &mut self.history.counted_in_all {
@@ -804,7 +807,6 @@ impl Collector {
         if !tick {
             self.history.records += 1;
         }
-        self.history.rate_zero += u64::from(record.rate_is_zero);
         self.loss(line, record.loss);
 
         if let Some((_, open)) = &mut self.event {
@@ -884,7 +886,7 @@ impl Collector {
             } else {
                 hand.last
             };
-            hand.offset += whole.unwrap_or(0);
+            hand.offset = hand.offset.saturating_add(whole.unwrap_or(0));
             if !new_epoch && record.clock != Clock::Bar {
                 self.restart(line);
             }
@@ -895,7 +897,8 @@ impl Collector {
         if record.epoch.is_some() {
             self.epoch = record.epoch;
         }
-        let absolute = hand.offset + step;
+        // So many steps no run has; sums of them stay sums.
+        let absolute = hand.offset.saturating_add(step).min(1000 * MOST_COUNT);
         if self.place[clock] != Some(absolute) {
             self.history.advances[clock] += 1;
             let firsts = &mut self.history.first_steps[clock];
@@ -909,33 +912,29 @@ impl Collector {
     }
 
     fn loss(&mut self, line: u64, loss: Loss) {
-        match loss {
-            Loss::None => {}
-            loss if loss.is_nonfinite() => {
-                if self.run_of_nonfinite.0 == 0 {
-                    self.run_of_nonfinite.1 = line;
-                }
-                self.run_of_nonfinite.0 += 1;
-                if self.run_of_nonfinite.0 > self.history.nonfinite_run.0 {
-                    self.history.nonfinite_run = self.run_of_nonfinite;
+        if loss.is_nonfinite() {
+            if self.run_of_nonfinite.0 == 0 {
+                self.run_of_nonfinite.1 = line;
+            }
+            self.run_of_nonfinite.0 += 1;
+            if self.run_of_nonfinite.0 > self.history.nonfinite_run.0 {
+                self.history.nonfinite_run = self.run_of_nonfinite;
+            }
+            return;
+        }
+        let Loss::Value(value) = loss else { return };
+        self.run_of_nonfinite.0 = 0;
+        match self.best {
+            Some(best) if best > 0.0 && value >= 10.0 * best => {
+                self.above_best += 1;
+                if self.above_best >= 2 {
+                    self.history.blown_up.get_or_insert(line);
                 }
             }
-            Loss::Value(value) => {
-                self.run_of_nonfinite.0 = 0;
-                match self.best {
-                    Some(best) if best > 0.0 && value >= 10.0 * best => {
-                        self.above_best += 1;
-                        if self.above_best >= 2 {
-                            self.history.blown_up.get_or_insert(line);
-                        }
-                    }
-                    _ => {
-                        self.above_best = 0;
-                        self.best = Some(self.best.map_or(value, |best| best.min(value)));
-                    }
-                }
+            _ => {
+                self.above_best = 0;
+                self.best = Some(self.best.map_or(value, |best| best.min(value)));
             }
-            Loss::LeftOut => {}
         }
     }
 }

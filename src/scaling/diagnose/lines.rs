@@ -15,7 +15,7 @@ use std::io::{self, Read};
 use std::sync::LazyLock;
 
 /// Every line of every dialect holds one of these. (Few and short: the search is as fast as its weakest literal.)
-const NEEDLES: [&str; 18] = [
+const NEEDLES: [&str; 19] = [
     "oss",
     "scal",
     "Scal",
@@ -23,7 +23,7 @@ const NEEDLES: [&str; 18] = [
     "verflow",
     "VERFLOW",
     "kipp",
-    "tensor([",
+    "tensor(",
     "it/s",
     "s/it",
     "\u{7F29}\u{653E}",
@@ -34,6 +34,7 @@ const NEEDLES: [&str; 18] = [
     "bfloat16",
     "Epoch(train)",
     "lr_scheduler.step",
+    "| step ",
 ];
 
 /// Room for one piece; longer ones are cut.

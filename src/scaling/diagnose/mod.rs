@@ -72,6 +72,18 @@ pub enum DiagnoseError {
     },
 }
 
+/// Whether a file's name is one that logs have: `.log`, `.out`, `.err` or `.txt`, or one of these with `.gz`.
+pub fn is_log(path: &std::path::Path) -> bool {
+    let name = path
+        .file_name()
+        .map(|name| name.to_string_lossy().to_ascii_lowercase())
+        .unwrap_or_default();
+    let name = name.strip_suffix(".gz").unwrap_or(&name);
+    [".log", ".out", ".err", ".txt"]
+        .iter()
+        .any(|ending| name.ends_with(ending))
+}
+
 /// A log that was read.
 #[derive(Debug, Clone)]
 pub struct Log {
@@ -246,6 +258,61 @@ impl Diagnosis {
         diagnosis
     }
 
+    /// One diagnosis of the logs of one run's ranks: that of the rank which tells most, with what the others add. Ranks
+    /// whose scales part at one and the same event are several scalers. `None` without a log.
+    pub fn of_ranks(logs: &[Log]) -> Option<Diagnosis> {
+        let all: Vec<Diagnosis> = logs.iter().map(Log::diagnose).collect();
+        // Rank 0 often prints events that the others do not; a worse verdict of any rank comes first.
+        let best = (0..all.len()).min_by_key(|&at| {
+            let one = &all[at];
+            let silent = matches!(
+                one.verdict(),
+                Verdict::NotLossScaling | Verdict::InsufficientEvidence
+            );
+            (silent, one.verdict(), usize::MAX - one.events.len(), at)
+        })?;
+        let mut whole = all[best].clone();
+        whole.path = all
+            .iter()
+            .map(|one| one.path.as_str())
+            .collect::<Vec<_>>()
+            .join(" + ");
+        whole.lines = all.iter().map(|one| one.lines).sum();
+        let apart = all
+            .iter()
+            .enumerate()
+            .filter(|(at, _)| *at != best)
+            .find_map(|(at, other)| Some((at, parting(&all[best], other)?)));
+        if let Some((at, (line, step))) = apart {
+            whole.held.insert(
+                0,
+                Held {
+                    verdict: Verdict::RankDesync,
+                    because: format!(
+                        "at step {step} the scale of {:?} (line {line}) is another than that of {:?}",
+                        all[at].path, all[best].path
+                    ),
+                    line: Some(line),
+                },
+            );
+            whole.held.sort_by_key(|held| held.verdict);
+            whole.why = advice::why(&whole);
+            whole.advice = advice::advice(&whole);
+        }
+        for (at, other) in all.iter().enumerate() {
+            if at != best {
+                whole.warnings.extend(
+                    other
+                        .warnings
+                        .iter()
+                        .filter(|w| w.kind == Kind::PassedOver)
+                        .cloned(),
+                );
+            }
+        }
+        Some(whole)
+    }
+
     /// The verdict.
     pub fn verdict(&self) -> Verdict {
         self.held
@@ -300,6 +367,26 @@ fn dialect_of(history: &History) -> &'static Dialect {
         }
     }
     best.map_or(&Dialect::PLAIN, |(.., at)| ALL[at])
+}
+
+/// The first event at a step known in both logs that left different scales: its line in the second, and the step.
+fn parting(one: &Diagnosis, other: &Diagnosis) -> Option<(u64, u64)> {
+    use std::collections::HashMap;
+    let known = |event: &&Filled| {
+        event.kind != FilledKind::Growth && event.count == 1 && event.step.is_some()
+    };
+    let mut after: HashMap<u64, f64> = HashMap::new();
+    for event in one.events.iter().filter(known) {
+        if let (Some(step), Some(value)) = (event.step, event.after) {
+            after.insert(step, value);
+        }
+    }
+    other.events.iter().filter(known).find_map(|event| {
+        let (step, value) = (event.step?, event.after?);
+        let expected = *after.get(&step)?;
+        ((expected - value).abs() > 1e-6 * expected.abs().max(value.abs()))
+            .then_some((event.line, step))
+    })
 }
 
 /// The scalers that events name; one without a name where there is only one.

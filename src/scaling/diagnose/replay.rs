@@ -12,10 +12,9 @@
 use super::Diagnosis;
 use super::shape::{Filled, FilledKind};
 use crate::scaling::policy::{Defaults, Observed, Policy, PolicySpec};
-use crate::scaling::{Limits, Run, RunOptions, Verdict};
+use crate::scaling::{Run, RunOptions, Timeline, Verdict, simulate};
 use crate::tally::{Step, Trace};
 use serde::Serialize;
-use std::collections::VecDeque;
 
 /// The most steps that are replayed.
 const MOST_STEPS: u64 = 1_000_000;
@@ -115,9 +114,13 @@ fn follow(spec: &PolicySpec, first: f64, met: &[Met]) -> Option<(u64, u64, Vec<u
     for event in met {
         let low = event.low.max(at + 1);
         let high = event.high.max(low);
-        pass(policy.as_mut(), low - 1 - at);
+        // The first event only says where the scale stands when the log begins.
+        let seed = steps.is_empty();
+        if !seed {
+            pass(policy.as_mut(), low - 1 - at);
+        }
         at = low - 1;
-        if let Some(before) = event.before {
+        if let Some(before) = event.before.filter(|_| !seed) {
             while at < high - 1 && !same(policy.loss_scale(), before) {
                 let jump = (policy.quiet_steps() + 1).min(high - 1 - at);
                 pass(policy.as_mut(), jump);
@@ -131,8 +134,6 @@ fn follow(spec: &PolicySpec, first: f64, met: &[Met]) -> Option<(u64, u64, Vec<u
             policy = fresh(before)?;
         }
         at += 1;
-        // The first event only says where the scale stood when the log began.
-        let seed = steps.is_empty();
         steps.push(at);
         let ended = policy.update(Observed::OVERFLOW).is_err();
         if let Some(after) = event.after
@@ -176,6 +177,10 @@ pub fn fit(diagnosis: &Diagnosis, policy: &str) -> Option<Fit> {
         .find_map(|event| event.before.or(event.after.map(|a| 2.0 * a)))?;
     let named = PolicySpec::named(policy).ok()?;
     let default = named.growth_interval(Defaults::Framework);
+    let name = named
+        .info()
+        .key("growth_interval")
+        .map_or("growth_interval", |key| key.name);
     let seen = diagnosis.shape.rises.iter().any(|rise| rise.octaves > 0.5);
     let mut intervals: Vec<Option<u64>> = Vec::new();
     if let Some(interval) = diagnosis.growth_interval {
@@ -195,7 +200,7 @@ pub fn fit(diagnosis: &Diagnosis, policy: &str) -> Option<Fit> {
     for interval in intervals {
         let mut spec = named.clone();
         if let Some(n) = interval.filter(|n| Some(*n) != default)
-            && let Ok(with) = spec.with("growth_interval", n)
+            && let Ok(with) = spec.with(name, n)
         {
             spec = with;
         }
@@ -215,6 +220,12 @@ pub fn fit(diagnosis: &Diagnosis, policy: &str) -> Option<Fit> {
         }
     }
     let (agreed, events, spec) = best?;
+    // An interval that the log shows is said even where it is the default.
+    let key = spec.info().key("growth_interval").map(|key| key.name);
+    let spec = match (key, spec.growth_interval(Defaults::Framework)) {
+        (Some(key), Some(n)) if seen => spec.with(key, n).unwrap_or(spec),
+        _ => spec,
+    };
     (2 * agreed >= events).then(|| Fit {
         policy: spec.canonical(),
         agreed,
@@ -274,15 +285,21 @@ pub fn what_if(diagnosis: &Diagnosis) -> Vec<WhatIf> {
         return Vec::new();
     };
     let run = Run::new(&trace, RunOptions::default());
+    let timeline = Timeline::new(&run);
     let mut all: Vec<WhatIf> = [100, 500, 1000, 2000, 10_000]
         .into_iter()
-        .map(|interval| {
-            let (skipped_low, skipped_high) = bounds(&run.limits, first, interval);
-            WhatIf {
-                policy: format!("pytorch:growth_interval={interval},init_scale={first}"),
-                skipped_low,
-                skipped_high,
-            }
+        .filter_map(|interval| {
+            let spec = format!("pytorch:growth_interval={interval},init_scale={first}");
+            let policy = PolicySpec::parse(&spec)
+                .ok()?
+                .build(Defaults::Framework)
+                .ok()?;
+            let skipped = simulate(&timeline, policy.as_ref()).skipped;
+            skipped.tight.then_some(WhatIf {
+                policy: spec,
+                skipped_low: skipped.low,
+                skipped_high: skipped.high,
+            })
         })
         .collect();
     // The least scale that the run left behind, and one octave on either side of it.
@@ -306,167 +323,4 @@ pub fn what_if(diagnosis: &Diagnosis) -> Vec<WhatIf> {
         });
     }
     all
-}
-
-/// Scales on the grid of a start and its doublings and halvings.
-const LEVELS: usize = 160;
-const START: usize = 96;
-
-/// One level of the grid: when its scaler was last reset, and the least and most skips on the way there.
-///
-/// Between two resets nothing but time passes, so a state is its level and the step of its last reset. States wait in a
-/// queue, oldest first; the least and the most over a level are kept as in a sliding window.
-#[derive(Debug, Default)]
-struct Level {
-    states: VecDeque<(u64, u64, u64)>,
-    least: VecDeque<(u64, u64)>,
-    most: VecDeque<(u64, u64)>,
-}
-
-impl Level {
-    fn push(&mut self, reset: u64, low: u64, high: u64) {
-        if let Some(last) = self.states.back_mut()
-            && last.0 == reset
-        {
-            last.1 = last.1.min(low);
-            last.2 = last.2.max(high);
-        } else {
-            self.states.push_back((reset, low, high));
-        }
-        while self.least.back().is_some_and(|(_, kept)| *kept >= low) {
-            self.least.pop_back();
-        }
-        self.least.push_back((reset, low));
-        while self.most.back().is_some_and(|(_, kept)| *kept <= high) {
-            self.most.pop_back();
-        }
-        self.most.push_back((reset, high));
-    }
-
-    fn pop(&mut self, reset: u64) -> Option<(u64, u64)> {
-        if self
-            .states
-            .front()
-            .is_none_or(|(oldest, ..)| *oldest != reset)
-        {
-            return None;
-        }
-        let (_, low, high) = self.states.pop_front()?;
-        while self.least.front().is_some_and(|(at, _)| *at <= reset) {
-            self.least.pop_front();
-        }
-        while self.most.front().is_some_and(|(at, _)| *at <= reset) {
-            self.most.pop_front();
-        }
-        Some((low, high))
-    }
-
-    /// The least and the most skips over its states.
-    fn range(&self) -> Option<(u64, u64)> {
-        Some((self.least.front()?.1, self.most.front()?.1))
-    }
-
-    fn clear(&mut self) {
-        self.states.clear();
-        self.least.clear();
-        self.most.clear();
-    }
-}
-
-/// The least and the most skips of PyTorch's policy over all readings of the undecided steps.
-///
-/// As [`crate::scaling::simulate`] finds them by following every state, but a step costs the levels in use, not the
-/// states: a clean step moves nothing, growth takes the oldest state of a level, an overflow the level as a whole.
-fn bounds(limits: &[Limits], first: f64, interval: u64) -> (u64, u64) {
-    let scales: Vec<f32> = (0..LEVELS)
-        .map(|level| (first * 2f64.powi(level as i32 - START as i32)) as f32)
-        .collect();
-    let mut levels: Vec<Level> = (0..LEVELS).map(|_| Level::default()).collect();
-    levels[START].push(0, 0, 0);
-    let (mut bottom, mut top) = (START, START);
-    for (at, limits) in limits.iter().enumerate() {
-        // Steps are counted from 1: a state reset at step r grows after step r + interval.
-        let now = at as u64 + 1;
-        let mut moved: Vec<(usize, u64, u64)> = Vec::new();
-        for level in bottom..=top {
-            let overflowed = match limits.at(scales[level]) {
-                Verdict::Clean => None,
-                Verdict::Unknown => levels[level].range(),
-                Verdict::Overflow => {
-                    let range = levels[level].range();
-                    levels[level].clear();
-                    range
-                }
-            };
-            if let Some((low, high)) = overflowed {
-                moved.push((level.saturating_sub(1), low + 1, high + 1));
-            }
-            if now > interval
-                && let Some((low, high)) = levels[level].pop(now - interval)
-            {
-                // PyTorch never grows to infinity.
-                let up = level + usize::from(level + 1 < LEVELS && scales[level + 1].is_finite());
-                moved.push((up, low, high));
-            } else if now == interval
-                && let Some((low, high)) = levels[level].pop(0)
-            {
-                let up = level + usize::from(level + 1 < LEVELS && scales[level + 1].is_finite());
-                moved.push((up, low, high));
-            }
-        }
-        for (level, low, high) in moved {
-            bottom = bottom.min(level);
-            top = top.max(level);
-            levels[level].push(now, low, high);
-        }
-    }
-    levels
-        .iter()
-        .filter_map(Level::range)
-        .reduce(|(a, b), (c, d)| (a.min(c), b.max(d)))
-        .unwrap_or((0, 0))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::scaling::{Timeline, simulate};
-
-    #[test]
-    fn bounds_are_those_of_following_every_state() {
-        let mut seed = 7u64;
-        let mut dice = |n: u64| {
-            seed = seed
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1_442_695_040_888_963_407);
-            (seed >> 33) % n
-        };
-        for _ in 0..60 {
-            let mut trace = Trace::default();
-            for step in 0..10 + dice(60) {
-                let scale = 2f64.powi(dice(6) as i32 + 4);
-                trace.steps.push(Step {
-                    step,
-                    loss_scale: Some(scale),
-                    found_inf: Some(dice(4) == 0),
-                    loss: None,
-                });
-            }
-            let run = Run::new(&trace, RunOptions::default());
-            let timeline = Timeline::new(&run);
-            for interval in [1, 2, 3, 7, 50] {
-                let spec =
-                    PolicySpec::parse(&format!("pytorch:growth_interval={interval},init_scale=64"))
-                        .expect("valid");
-                let policy = spec.build(Defaults::Framework).expect("valid");
-                let slow = simulate(&timeline, policy.as_ref()).skipped;
-                assert!(slow.tight);
-                assert_eq!(
-                    bounds(&run.limits, 64.0, interval),
-                    (slow.low, slow.high),
-                    "{interval} {trace:?}"
-                );
-            }
-        }
-    }
 }

@@ -26,6 +26,14 @@ impl Printed {
         }
     }
 
+    /// A print of C's `%g`: exact, unless the value takes more than six digits.
+    pub fn general(number: Number) -> Printed {
+        match number.scientific {
+            true => Printed::rounded(number),
+            false => Printed::exact(number),
+        }
+    }
+
     /// A print with a fixed number of digits.
     pub fn rounded(number: Number) -> Printed {
         Printed {
@@ -152,8 +160,6 @@ pub struct Record {
     pub skipped_in_all: Option<u64>,
     /// The gradient norm is NaN or inf.
     pub norm_nonfinite: bool,
-    /// A learning rate of exactly zero.
-    pub rate_is_zero: bool,
 }
 
 /// One message.
@@ -174,6 +180,8 @@ pub enum Seen {
     GrowthInterval(u64),
     /// A progress line.
     Record(Record),
+    /// The step, in a line of its own.
+    Step(u64),
     /// The scale, printed by itself.
     Scale(Printed),
     /// A number called `scale` and nothing more: believed where its company is right.

@@ -10,7 +10,7 @@
 //! it; the next value that is higher than the last one left behind means growth between; a sample that is lower than the
 //! one before it means as many overflows as octaves lie between, at least.
 
-use super::dialects::Dialect;
+use super::dialects::{Dialect, Weight};
 use super::history::{CLOCKS, Calm, Entry, Event, History, Losses, PRINTS};
 use super::seen::{Clock, Prints, Reading};
 
@@ -248,7 +248,7 @@ struct LastEvent {
 
 /// Finds the shape of a history. `scaler` picks one of several.
 pub fn shape(history: &History, dialect: &Dialect, scaler: Option<u64>) -> Shape {
-    let clock = main_clock(history);
+    let clock = main_clock(history, dialect);
     let base = clock.map_or(0, |clock| match history.first_steps[clock] {
         (Some(first), Some(second)) => first.saturating_sub(second.saturating_sub(first).max(1)),
         (Some(first), None) if first > START_STEPS => first - 1,
@@ -313,7 +313,7 @@ pub fn shape(history: &History, dialect: &Dialect, scaler: Option<u64>) -> Shape
 }
 
 /// The clock that shows most: a framework's own steps before a progress bar, prints last.
-fn main_clock(history: &History) -> Option<usize> {
+fn main_clock(history: &History, dialect: &Dialect) -> Option<usize> {
     let advances = &history.advances;
     let order = [
         Clock::Loop as usize,
@@ -331,7 +331,8 @@ fn main_clock(history: &History) -> Option<usize> {
         return Some(bar);
     }
     // Prints count steps where hardly anything else is printed.
-    (advances[PRINTS] >= 3 && history.records <= 3 * advances[PRINTS]).then_some(PRINTS)
+    let prints = advances[PRINTS] >= 3 && history.records <= 3 * advances[PRINTS];
+    (dialect.weight == Weight::Print && prints).then_some(PRINTS)
 }
 
 impl Builder<'_> {
@@ -545,7 +546,6 @@ impl Builder<'_> {
                     // The same value again without a clean step between: it is held, by a floor or a tolerance.
                     Some(now) if (b - now).abs() < NOISE && clean == Some(0) => b,
                     Some(now) if kept_by_hysteresis => now.max(b),
-                    Some(now) if self.dialect.log2 && b < now => now,
                     _ => b + 1.0,
                 };
                 (Some(before), Some(b))
@@ -553,7 +553,7 @@ impl Builder<'_> {
             (_, None, None) => (None, None),
         };
         let growth = match (now, before) {
-            (Some(now), Some(before)) if before > now + NOISE && !self.dialect.log2 => before - now,
+            (Some(now), Some(before)) if before > now + NOISE => before - now,
             _ => 0.0,
         };
         // A value that rises where there was no room for growth comes from another process.

@@ -3,7 +3,7 @@
 //! Pieces are bytes: logs hold torn characters, and nothing here may trip over one. Numbers keep how they were printed,
 //! because `0.062` may stand for 0.0625 and `65.536,0` for sixty-five thousand.
 
-use memchr::memmem::{self, Finder};
+use memchr::memmem::Finder;
 
 /// A search for a literal, prepared once a process.
 macro_rules! key {
@@ -42,10 +42,22 @@ pub struct Number {
     pub value: f64,
     /// Half of the last printed digit's unit: what rounding may hide.
     pub half_unit: f64,
+    /// It has an exponent: only a few digits are shown.
+    pub scientific: bool,
     /// How it was written.
     pub style: Style,
     /// The file ends right behind its last digit, without a line feed: more digits may be missing.
     pub cut: bool,
+}
+
+/// No count in a log is larger; a larger number is taken for this, so that sums stay sums.
+pub const MOST_COUNT: u64 = 1_000_000_000_000;
+
+impl Number {
+    /// As a count; what is no count is 0.
+    pub fn count(self) -> u64 {
+        (self.value.max(0.0) as u64).min(MOST_COUNT)
+    }
 }
 
 /// A place in a piece.
@@ -142,20 +154,6 @@ impl<'a> Cursor<'a> {
         self.expect(word).is_ok()
     }
 
-    /// Goes behind the next `word` within `reach` bytes.
-    pub fn skip_past(&mut self, word: &str, reach: usize) -> Result<(), Miss> {
-        let rest = self.rest();
-        let near = &rest[..reach.min(rest.len())];
-        match memmem::find(near, word.as_bytes()) {
-            Some(found) => {
-                self.at += found + word.len();
-                Ok(())
-            }
-            None if near.len() == rest.len() => Err(Miss::Short),
-            None => Err(Miss::Other),
-        }
-    }
-
     /// The number that stands here, blanks before it passed.
     pub fn number(&mut self) -> Result<Number, Miss> {
         self.blanks();
@@ -183,7 +181,7 @@ impl<'a> Cursor<'a> {
             self.at += 1;
         }
         match self.at > start {
-            true => Ok(value),
+            true => Ok(value.min(MOST_COUNT)),
             false if self.at == self.text.len() => Err(Miss::Short),
             false => Err(Miss::Other),
         }
@@ -254,7 +252,12 @@ fn number(text: &[u8]) -> Option<(Number, usize)> {
     }
     let value = parse::<f64>(&text[..at])?;
     let unit = exponent.saturating_sub(decimals as i32);
-    Some((plain(value, 0.5 * 10f64.powi(unit)), at))
+    let scientific = text[..at].iter().any(|b| matches!(b, b'e' | b'E'));
+    let number = Number {
+        scientific,
+        ..plain(value, 0.5 * 10f64.powi(unit))
+    };
+    Some((number, at))
 }
 
 /// How many of the digits before `at` are the year of a date that goes on there.
@@ -274,6 +277,7 @@ fn plain(value: f64, half_unit: f64) -> Number {
     Number {
         value,
         half_unit,
+        scientific: false,
         style: Style::Plain,
         cut: false,
     }
@@ -351,6 +355,7 @@ fn localized(text: &[u8], start: usize, negative: bool) -> Option<(Number, usize
     let number = Number {
         value: parse::<f64>(&digits)?,
         half_unit: 0.5 * 10f64.powi(-(fraction.len() as i32)),
+        scientific: false,
         style,
         cut: false,
     };

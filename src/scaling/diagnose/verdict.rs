@@ -162,6 +162,18 @@ pub fn judge(history: &History, shape: &Shape, facts: Facts) -> Vec<Held> {
             });
         }
     }
+    // Beside a failure, what would be harmless alone is no comfort.
+    if held
+        .first()
+        .is_some_and(|h| h.verdict < Verdict::ScaleSaturatedHigh)
+    {
+        held.retain(|h| {
+            !matches!(
+                h.verdict,
+                Verdict::SawtoothAtCeiling | Verdict::RampUpHarmless
+            )
+        });
+    }
     let sense = !held.is_empty();
     let mut modifiers = Vec::new();
     let mut modify = |verdict, line: Option<u64>, because: &str| {
@@ -695,6 +707,12 @@ fn insufficient(history: &History, shape: &Shape, facts: Facts) -> String {
     }
     if facts.silent && bursts(shape).next().is_none() {
         return "this framework prints no loss scale".to_owned();
+    }
+    if history.nonfinite_run.0 > 0 {
+        return format!(
+            "the loss is NaN or inf at line {}, but not three times in a row",
+            history.nonfinite_run.1
+        );
     }
     match shape.items.last() {
         Some(Item::Burst(burst)) => format!(

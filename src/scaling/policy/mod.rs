@@ -92,6 +92,15 @@ pub enum Change {
     BackedOff,
 }
 
+/// PyTorch's rule with the factors 2 and 1/2: `interval` clean steps in a row double the scale, an overflow halves it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Doubling {
+    /// Clean steps that bring growth.
+    pub interval: u64,
+    /// Clean steps made since the last change.
+    pub tracker: u64,
+}
+
 /// The result of one [`Policy::update`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Update {
@@ -153,6 +162,12 @@ pub trait Policy: std::fmt::Debug + Send + Sync {
     /// Does at once what `steps` clean updates would do; `steps` is at most [`quiet_steps`](Policy::quiet_steps).
     fn pass_quietly(&mut self, steps: u64) {
         debug_assert_eq!(steps, 0, "a policy with quiet steps passes them itself");
+    }
+
+    /// Where this is PyTorch's rule with doubling and halving: its interval, and how far it is. Bounds over undecided steps
+    /// are then found without following every state.
+    fn doubling(&self) -> Option<Doubling> {
+        None
     }
 
     /// A key of the whole state: two policies of one configuration that have the same one behave alike from here on.

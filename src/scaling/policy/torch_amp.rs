@@ -17,7 +17,7 @@ use serde_json::Value as Json;
 
 use super::registry::{Exception, Key, Kind, PolicyInfo, ScaleType, Settings, Value};
 use super::state::{Fields, number, state};
-use super::{Observed, Policy, PolicyError, State, Terminal, Update};
+use super::{Doubling, Observed, Policy, PolicyError, State, Terminal, Update};
 
 /// The registry's entry of `torch-amp`.
 pub(crate) const INFO: PolicyInfo = PolicyInfo {
@@ -110,6 +110,15 @@ impl Policy for TorchAmp {
 
     fn pass_quietly(&mut self, steps: u64) {
         self.growth_tracker += steps as i64;
+    }
+
+    fn doubling(&self) -> Option<Doubling> {
+        let plain = self.growth_factor == 2.0 && self.backoff_factor == 0.5 && self.scale > 0.0;
+        let interval = u64::try_from(self.growth_interval?)
+            .ok()
+            .filter(|n| *n > 0)?;
+        let tracker = u64::try_from(self.growth_tracker).ok()?;
+        (plain && tracker < interval).then_some(Doubling { interval, tracker })
     }
 
     fn fingerprint(&self) -> [u64; 2] {

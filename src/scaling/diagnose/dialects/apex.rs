@@ -54,7 +54,7 @@ fn overflow(cursor: &mut Cursor<'_>) -> Result<Seen, Miss> {
         ..Overflow::default()
     };
     if let Some(id) = cursor.number_behind(" loss scaler ")? {
-        event.scaler = Some(id.value as u64);
+        event.scaler = Some(id.count());
         cursor.take(",");
     }
     event.after = cursor

@@ -44,6 +44,18 @@ fn progress(cursor: &mut Cursor<'_>) -> Result<Seen, Miss> {
     {
         record.loss = Loss::Value(ce.value);
     }
+    // `Epoch 1 | 200/2000 |`
+    if let Some(at) = key!("| Epoch ").find(line) {
+        let mut here = Cursor::new(line, at + 8, cursor.cut);
+        record.epoch = here.integer().ok();
+        if here.take(" |")
+            && let Ok(step) = here.number()
+            && here.take("/")
+        {
+            record.step = Some(step.count());
+            record.of = here.integer().ok();
+        }
+    }
     if has(line, key!("Train Summary")) {
         record.step = None;
     }

@@ -28,6 +28,10 @@ pub const DIALECT: Dialect = Dialect {
             read: ranked,
         },
         Line {
+            needle: "OVERFLOW! Skipping step. Gradients are non-finite",
+            read: |_| Ok(Seen::Overflow(Overflow::default())),
+        },
+        Line {
             needle: "dynamic loss scale overflow!",
             read: other_wording,
         },
@@ -101,7 +105,6 @@ fn counters(cursor: &mut Cursor<'_>) -> Result<Seen, Miss> {
         step: Some(step),
         clock: Clock::Counter,
         skipped_in_all: Some(cursor.integer()?),
-        rate_is_zero: cursor.rest().starts_with(b", lr=[0.0"),
         ..Record::default()
     }))
 }

@@ -76,7 +76,7 @@ pub fn progress(cursor: &mut Cursor<'_>) -> Result<Seen, Miss> {
     if let Some((updates, _)) = text::field(line, key!("num_updates"), cursor.cut)
         .or_else(|| text::field(line, key!("train_num_updates"), cursor.cut))
     {
-        record.step = Some(updates.value.max(0.0) as u64);
+        record.step = Some(updates.count());
         record.of = None;
         record.clock = Clock::Applied;
     }

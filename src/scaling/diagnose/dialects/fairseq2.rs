@@ -1,10 +1,12 @@
 //! fairseq2, which says everything, growths and its window included.
 //!
 //! ```text
-//! float16 loss scale window set to 2000.
-//! Overflow detected, ignoring gradient, decreasing loss scale from 128 to 64.
-//! No gradient overflow detected in the last 2000 step(s), increasing loss scale from 64 to 128.
+//! fp16 loss scale window set to 2000.
+//! Overflow detected at step 3, ignoring gradient, decreasing loss scale from 128 to 64.
+//! No gradient overflow detected in the last 2000 step(s) after step 2003, increasing loss scale from 64 to 128.
 //! ```
+//!
+//! Older versions name no steps. Scales are printed with six digits.
 
 use super::{Dialect, Line, Processes, Weight};
 use crate::scaling::diagnose::seen::{Overflow, Printed, Prints, Seen};
@@ -25,8 +27,12 @@ pub const DIALECT: Dialect = Dialect {
             read: overflow,
         },
         Line {
+            needle: "Overflow detected at step",
+            read: overflow_at,
+        },
+        Line {
             needle: "verflow detected, loss scale is already at minimum",
-            read: floor,
+            read: |cursor| floor(cursor, Overflow::default()),
         },
         Line {
             needle: "No gradient overflow detected in the last",
@@ -40,32 +46,45 @@ pub const DIALECT: Dialect = Dialect {
     ..Dialect::PLAIN
 };
 
-/// The number, without the full stop of its sentence.
-fn sentence_number(cursor: &mut Cursor<'_>, words: &str) -> Result<Option<Printed>, Miss> {
-    Ok(cursor.number_behind(words)?.map(Printed::exact))
+fn scale(cursor: &mut Cursor<'_>, words: &str) -> Result<Option<Printed>, Miss> {
+    Ok(cursor.number_behind(words)?.map(Printed::general))
+}
+
+fn overflow_at(cursor: &mut Cursor<'_>) -> Result<Seen, Miss> {
+    let step = cursor.integer()?;
+    cursor.expect(", ignoring gradient")?;
+    event(
+        cursor,
+        Overflow {
+            // Steps are counted from 1.
+            iteration: Some(step.saturating_sub(1)),
+            ..Overflow::default()
+        },
+    )
 }
 
 fn overflow(cursor: &mut Cursor<'_>) -> Result<Seen, Miss> {
-    let mut event = Overflow::default();
-    if let Some(before) = sentence_number(cursor, ", decreasing loss scale from")? {
+    event(cursor, Overflow::default())
+}
+
+fn event(cursor: &mut Cursor<'_>, mut event: Overflow) -> Result<Seen, Miss> {
+    if let Some(before) = scale(cursor, ", decreasing loss scale from")? {
         event.before = Some(before);
-        event.after = sentence_number(cursor, " to")?;
+        event.after = scale(cursor, " to")?;
         event.at_floor = cursor.take(" (minimum)");
-    } else if let Some(at) = sentence_number(cursor, ", loss scale is already at minimum (")? {
-        event.before = Some(at);
-        event.after = Some(at);
-        event.at_floor = true;
+    } else if cursor.take(", loss scale is already at minimum") {
+        return floor(cursor, event);
     }
     Ok(Seen::Overflow(event))
 }
 
-fn floor(cursor: &mut Cursor<'_>) -> Result<Seen, Miss> {
-    let at = sentence_number(cursor, " (")?;
+fn floor(cursor: &mut Cursor<'_>, event: Overflow) -> Result<Seen, Miss> {
+    let at = scale(cursor, " (")?;
     Ok(Seen::Overflow(Overflow {
         before: at,
         after: at,
         at_floor: true,
-        ..Overflow::default()
+        ..event
     }))
 }
 
@@ -74,10 +93,11 @@ fn growth(cursor: &mut Cursor<'_>) -> Result<Seen, Miss> {
     cursor.expect(" step")?;
     cursor.take("(s)");
     cursor.take("s");
-    let before = sentence_number(cursor, ", increasing loss scale from")?;
+    cursor.number_behind(" after step")?;
+    let before = scale(cursor, ", increasing loss scale from")?;
     Ok(Seen::Growth {
         before,
-        after: sentence_number(cursor, " to")?,
+        after: scale(cursor, " to")?,
         interval: Some(interval),
     })
 }

@@ -30,6 +30,10 @@ pub const DIALECT: Dialect = Dialect {
             needle: "lg_loss_scale",
             read: table,
         },
+        Line {
+            needle: "| step ",
+            read: step,
+        },
     ],
     ..Dialect::PLAIN
 };
@@ -40,6 +44,18 @@ fn overflow(cursor: &mut Cursor<'_>) -> Result<Seen, Miss> {
         after: Some(Printed::rounded(after)),
         ..Overflow::default()
     }))
+}
+
+/// `| step          | 1.53e+05  |`, three digits of it.
+fn step(cursor: &mut Cursor<'_>) -> Result<Seen, Miss> {
+    let alone = cursor.text.trim_ascii_start().starts_with(b"| step ");
+    cursor.expect(" |")?;
+    let step = cursor.number()?;
+    cursor.expect(" |")?;
+    if !alone || !cursor.rest().trim_ascii().is_empty() {
+        return Err(Miss::Other);
+    }
+    Ok(Seen::Step(step.count()))
 }
 
 fn table(cursor: &mut Cursor<'_>) -> Result<Seen, Miss> {

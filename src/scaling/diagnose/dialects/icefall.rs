@@ -49,8 +49,8 @@ fn progress(cursor: &mut Cursor<'_>) -> Result<Seen, Miss> {
         return Err(Miss::Other);
     }
     let scale = cursor.number()?;
-    let step = text::field(line, key!("batch"), cursor.cut).map(|(n, _)| n.value.max(0.0) as u64);
-    let epoch = text::field(line, key!("Epoch"), cursor.cut).map(|(n, _)| n.value.max(0.0) as u64);
+    let step = text::field(line, key!("batch"), cursor.cut).map(|(n, _)| n.count());
+    let epoch = text::field(line, key!("Epoch"), cursor.cut).map(|(n, _)| n.count());
     let loss = key!("loss[loss=")
         .find(line)
         .and_then(|at| Cursor::new(line, at + 10, cursor.cut).number().ok());

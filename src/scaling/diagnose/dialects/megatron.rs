@@ -34,8 +34,8 @@ fn progress(cursor: &mut Cursor<'_>) -> Result<Seen, Miss> {
     }
     let scale = cursor.number()?;
     let mut record = progress_of(cursor);
-    record.skipped = text::field(line, key!("number of skipped iterations"), cursor.cut)
-        .map(|(n, _)| n.value.max(0.0) as u64);
+    record.skipped =
+        text::field(line, key!("number of skipped iterations"), cursor.cut).map(|(n, _)| n.count());
     if let Some((norm, _)) = text::field(line, key!("grad norm"), cursor.cut) {
         record.norm_nonfinite = !norm.value.is_finite();
         if record.loss == Loss::None && record.norm_nonfinite {

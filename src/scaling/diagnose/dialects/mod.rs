@@ -5,7 +5,7 @@
 
 use super::lines::{Piece, is_number};
 use super::seen::{Printed, Prints, Record, Seen};
-use super::text::{Cursor, Miss, is_word};
+use super::text::{Cursor, Miss, has, is_word, key};
 use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -321,6 +321,7 @@ impl Reader {
                             record = Some(d);
                         }
                         behind = cursor.at.max(needle.end());
+                        from = behind.min(text.len());
                         self.found.push((
                             needle.start(),
                             Message {
@@ -410,8 +411,7 @@ fn first_word(text: &[u8]) -> usize {
 
 /// The text without colour codes, its full-width signs as plain ones.
 fn cleaned(text: &[u8]) -> Cow<'_, [u8]> {
-    let wide = text.iter().any(|b| *b == 0x1B || *b == 8 || *b == 0xEF);
-    if !wide {
+    if memchr::memchr3(0x1B, 8, 0xEF, text).is_none() {
         return Cow::Borrowed(text);
     }
     let mut clean = Vec::with_capacity(text.len());
@@ -469,6 +469,21 @@ fn unwrapped(text: &[u8]) -> Option<Vec<u8>> {
             && (is_word(text[start - 1]) || matches!(text[start - 1], b',' | b':' | b'.' | b'!'))
             && (is_word(text[end]) || matches!(text[end], b',' | b':' | b'.' | b'!'))
     };
+    // Only events are worth it; most lines with blanks in a row are tables and progress bars.
+    let event = [key!("        "), key!("cal")]
+        .iter()
+        .all(|word| has(text, word))
+        && [
+            key!("verflow"),
+            key!("VERFLOW"),
+            key!("educing"),
+            key!("kipping"),
+        ]
+        .iter()
+        .any(|word| has(text, word));
+    if !event {
+        return None;
+    }
     let mut out: Option<Vec<u8>> = None;
     let mut at = 0;
     let mut kept = 0;
@@ -542,8 +557,8 @@ mod tests {
             b"loss_scale: 16 x"
         );
         assert_eq!(
-            unwrapped(b"loss scal            e: 8192").as_deref(),
-            Some(&b"loss scale: 8192"[..])
+            unwrapped(b"OVERFLOW! loss scal            e: 8192").as_deref(),
+            Some(&b"OVERFLOW! loss scale: 8192"[..])
         );
         assert_eq!(unwrapped(b"| loss            | nan        |"), None);
         assert_eq!(unwrapped(b"loss 3          "), None);

@@ -71,9 +71,6 @@ pub fn read(line: &[u8], cut: bool) -> Option<(usize, Record)> {
     if record.loss == Loss::None && record.validation.is_none() && record.clock != Clock::Bar {
         return None;
     }
-    record.rate_is_zero = [key!("learning_rate"), key!("lr")]
-        .iter()
-        .any(|key| text::field(line, key, cut).is_some_and(|(rate, _)| rate.value == 0.0));
     Some((first.min(line.len()), record))
 }
 
@@ -110,7 +107,7 @@ fn loss_at(line: &[u8], end: usize, cut: bool) -> Option<FoundLoss> {
         && let Ok(second) = here.number()
         && number.value.fract() == 0.0
     {
-        step = Some(number.value as u64);
+        step = Some(number.count());
         number = second;
     }
     if number.style == text::Style::Ambiguous {
@@ -326,7 +323,6 @@ mod tests {
         );
         let record = of("{'loss': 11.0, 'learning_rate': 0, 'epoch': 0.05}");
         assert_eq!((record.step, record.loss), (None, Loss::Value(11.0)));
-        assert!(record.rate_is_zero);
         let record = of("  8%|#    | 240/2724 [9:01:12<91:10:10, 132.9s/it, loss=2.1]");
         assert_eq!((record.step, record.of), (Some(240), Some(2724)));
         assert_eq!(record.clock, Clock::Bar);

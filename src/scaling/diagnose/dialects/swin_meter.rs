@@ -1,10 +1,10 @@
 //! The meters of Swin Transformer and its children.
 //!
 //! ```text
-//! `Train: [0/300][4050/5004]`, then fields with a tab between: `eta …`, `lr …`, `time v (m)`, `loss v (m)`, `grad_norm v (m)`, `loss_scale v (m)`, `mem …`
+//! Train: [0/300][4050/5004]  eta … lr …  time v (m)  loss v (m)  grad_norm v (m)  loss_scale v (m)  mem …
 //! ```
 //!
-//! The value is the current one, in brackets stands the mean since the epoch began: no power of two, and one NaN
+//! Tabs stand between the fields. The value is the current one, in brackets stands the mean since the epoch began: no power of two, and one NaN
 //! poisons it to the end of the epoch.
 
 use super::{Dialect, Line, Processes, Weight, progress_of};

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! tensor([65536.], device='cuda:0')
+//! tensor(65536.)
 //! step 10 loss 2.31 scale 65536.0
 //! {'scale': 65536.0, 'growth_factor': 2.0, 'backoff_factor': 0.5, 'growth_interval': 2000, '_growth_tracker': 3}
 //! 当前缩放因子: 65536.0
@@ -24,7 +25,7 @@ pub const DIALECT: Dialect = Dialect {
     policy: Some("pytorch"),
     lines: &[
         Line {
-            needle: "tensor([",
+            needle: "tensor(",
             read: tensor,
         },
         Line {
@@ -123,21 +124,28 @@ pub const DIALECT: Dialect = Dialect {
     ..Dialect::PLAIN
 };
 
-/// `tensor([65536.], device='cuda:0')`: one element, and nothing that looks like a loss.
+/// `tensor([65536.], device='cuda:0')` or `tensor(65536.)`: one element, whole or in a few digits, as no loss is.
 fn tensor(cursor: &mut Cursor<'_>) -> Result<Seen, Miss> {
+    let listed = cursor.take("[");
+    let start = cursor.at;
     let number = cursor.number()?;
-    cursor.expect("]")?;
-    if !number.value.is_nan() && number.value <= 0.0 {
+    let whole = cursor.text[start..cursor.at].ends_with(b".");
+    if listed {
+        cursor.expect("]")?;
+    }
+    let small = number.value > 0.0 && number.value < 1.0 && number.value.log2().fract() == 0.0;
+    if number.value <= 0.0
+        || !(whole || number.scientific || number.value == f64::INFINITY || small)
+    {
         return Err(Miss::Other);
     }
-    let short = number.half_unit > 0.5;
-    cursor.skip_past(")", 64)?;
-    let printed = if short {
-        Printed::rounded(number)
-    } else {
-        Printed::exact(number)
-    };
-    Ok(Seen::PerhapsScale(printed))
+    let reach = cursor.rest().iter().take(64).position(|b| *b == b')');
+    let tail = &cursor.rest()[..reach.ok_or(Miss::Other)?];
+    if has(tail, key!("grad_fn")) {
+        return Err(Miss::Other);
+    }
+    cursor.at += tail.len() + 1;
+    Ok(Seen::PerhapsScale(Printed::general(number)))
 }
 
 fn named(cursor: &mut Cursor<'_>) -> Result<Seen, Miss> {
