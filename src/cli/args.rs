@@ -189,8 +189,10 @@ pub enum ByArg {
 #[derive(Debug, Clone, Args)]
 pub struct ChoosingArgs {
     /// The policy whose interval is asked for
-    #[arg(long, value_name = "POLICY", default_value = "pytorch")]
-    pub policy: String,
+    ///
+    /// By default pytorch; for a log, that of the framework that wrote it.
+    #[arg(long, value_name = "POLICY")]
+    pub policy: Option<String>,
     /// How flushed updates are weighed: elements (Adam-like), l1 or l2 (SGD-like)
     #[arg(long, value_enum, default_value = "elements")]
     pub measure: MeasureArg,
@@ -391,6 +393,8 @@ pub enum PlotKind {
     Tradeoff,
     /// Policies side by side.
     Policies,
+    /// A log's loss scale, as its lines tell it.
+    History,
 }
 
 /// Colours for a screen or for paper.

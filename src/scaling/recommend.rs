@@ -7,7 +7,7 @@
 
 use super::confidence::{self, Backtest, Bootstrap};
 use super::policy::{Defaults, PolicyError, PolicySpec};
-use super::run::Run;
+use super::run::{Limits, Run};
 use super::settings::{Framework, pytorch_static};
 use super::simulate::{Cost, Timeline, cost};
 use super::sweep::{Candidate, Choice, Density, Rule, choose, headroom_log2, static_scales};
@@ -169,6 +169,9 @@ impl Recommendation {
         let default = self.default_interval;
         match (self.verdict, self.growth_interval) {
             (Answer::KeepDefault, _) => format!("Keep growth_interval {default}."),
+            (Answer::Change, Some(n)) if n == default => {
+                format!("No growth_interval keeps the skips within the budget; {n} skips the fewest.")
+            }
             (Answer::Change, Some(n)) => format!("Change growth_interval {default} → {n}."),
             (Answer::NotAScaleProblem, _) => {
                 "Not a scale problem: gradients are inf or NaN at any scale.".to_owned()
@@ -248,7 +251,7 @@ pub fn recommend(run: &Run, options: &Options) -> Result<Recommendation, Recomme
     let growth_interval = interval_of(&choice, default_interval);
     let init_scale = start(&timeline, &spec, growth_interval, rule, options)?;
     let statics = static_scales(&timeline)?;
-    let best_static = best_static(&statics, rule);
+    let best_static = best_static(run, &statics, rule);
     let best_static_headroom_log2 = best_static
         .as_ref()
         .and_then(|(scale, _)| headroom_log2(run, *scale));
@@ -466,13 +469,18 @@ fn start(
     Ok(best)
 }
 
-/// The static scale with the least J, the smallest of equals; by budget, the largest that keeps it.
-fn best_static(statics: &[(f64, Cost)], rule: Rule) -> Option<(f64, Cost)> {
+/// The static scale with the least J, the smallest of equals; by budget, the largest that keeps it and at which some step
+/// is known to be clean: of larger ones the record says nothing.
+fn best_static(run: &Run, statics: &[(f64, Cost)], rule: Rule) -> Option<(f64, Cost)> {
     let best = match rule {
         Rule::LostUpdate { measure, .. } => statics
             .iter()
             .min_by(|a, b| a.1.j(measure).total_cmp(&b.1.j(measure))),
-        Rule::SkipBudget { budget } => statics.iter().rev().find(|(_, cost)| {
+        Rule::SkipBudget { budget } => statics.iter().rev().find(|(scale, cost)| {
+            let seen = |limits: &Limits| f64::from(limits.clean_below) > *scale;
+            if !run.limits.iter().any(seen) {
+                return false;
+            }
             let skips = cost.skipped - cost.skipped_anyway.min(cost.skipped);
             crate::tally::fraction(skips, cost.steps) <= budget
         }),

@@ -1,6 +1,6 @@
 //! `gradscale recommend`.
 
-use super::{Reading, choosing, print, print_json};
+use super::{Reading, choosing, choosing_for, print, print_json};
 use crate::cli::args::RecommendArgs;
 use crate::cli::{CliError, DONE};
 use crate::report::{json, table};
@@ -14,6 +14,7 @@ pub fn run(args: &RecommendArgs) -> Result<u8, CliError> {
     let mut warnings = Vec::new();
     for trace in reading.traces(&args.inputs, args.demo)? {
         let run = reading.run_of(&trace);
+        let options = choosing_for(&args.choosing, &options, &trace);
         let answer = recommend(&run, &options).map_err(|source| CliError::Recommend {
             input: trace.label.clone(),
             source,
