@@ -243,6 +243,15 @@ pub struct RecommendArgs {
     /// How the recommendation is made
     #[command(flatten)]
     pub choosing: ChoosingArgs,
+    /// Replay every combination of settings, such as growth_interval=1..,hysteresis=1..4 or init_scale=2^8..2^16
+    #[arg(long, value_name = "KEY=VALUES,…")]
+    pub sweep: Option<String>,
+    /// Write each combination of the sweep as a row of CSV (- is stdout)
+    #[arg(long, value_name = "FILE.csv", requires = "sweep")]
+    pub csv: Option<PathBuf>,
+    /// Say what this many steps would cost, from resampled blocks of the run (an extrapolation)
+    #[arg(long, value_name = "STEPS", value_parser = clap::value_parser!(u64).range(100..=1_000_000_000))]
+    pub horizon: Option<u64>,
     /// One JSON document on stdout
     #[arg(long)]
     pub json: bool,

@@ -175,6 +175,7 @@ fn choosing(args: &ChoosingArgs) -> Result<Options, CliError> {
             .as_deref()
             .map(|text| values::scale("--init-scale", text))
             .transpose()?,
+        horizon: None,
     })
 }
 
