@@ -1,6 +1,7 @@
 //! Every backend against counting one value at a time.
 //!
-//! With `GRADSCALE_NEED_BACKENDS=avx2,avx512` set, a backend that this machine lacks is a failure and no skip.
+//! With `GRADSCALE_NEED_BACKENDS=avx2,avx512` set, a backend that this machine lacks is a failure and no skip. `cuda` is tested only
+//! where it is named there: `tests/cuda.rs` runs this program with a driver that has no GPU, `tests/gpu.sh` with a real one.
 
 use gradscale::analysis::{Analysis, By, Options, analyze};
 use gradscale::float::FP16;
@@ -14,8 +15,9 @@ use std::path::Path;
 /// The backends to test; says which are left out.
 fn backends() -> Vec<Backend> {
     let needed = std::env::var("GRADSCALE_NEED_BACKENDS").unwrap_or_default();
-    ["scalar", "avx2", "avx512"]
+    ["scalar", "avx2", "avx512", "cuda"]
         .into_iter()
+        .filter(|&name| name != "cuda" || needed.split(',').any(|need| need == name))
         .filter_map(|name| match Backend::parse(name) {
             Ok(backend) => Some(backend),
             Err(unavailable) => {
