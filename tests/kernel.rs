@@ -3,8 +3,11 @@
 //! With `GRADSCALE_NEED_BACKENDS=avx2,avx512` set, a backend that this machine lacks is a failure and no skip. `cuda` is tested only
 //! where it is named there: `tests/cuda.rs` runs this program with a driver that has no GPU, `tests/gpu.sh` with a real one.
 
-use gradscale::analysis::{Analysis, By, Options, analyze};
-use gradscale::float::FP16;
+#[path = "kernel/cuda.rs"]
+mod cuda;
+
+use gradscale::analysis::{Analysis, By, Group, Options, analyze};
+use gradscale::float::{FORMATS, FP16, Format};
 use gradscale::gradients;
 use gradscale::input::{Input, Silent};
 use gradscale::kernel::{Backend, Counter};
@@ -311,6 +314,74 @@ fn write_npy(path: &Path, dtype: &str, elements: usize, bytes: &[u8]) {
     std::fs::write(path, file).expect("the temporary directory can be written");
 }
 
+/// What replays a dump at many scales, and how far rounding is off there.
+fn replayed(
+    path: &Path,
+    format: Format,
+    scales: &[f32],
+    flush: bool,
+    backend: Backend,
+) -> Vec<Group> {
+    let reading = gradients::Options::new();
+    let options = Options {
+        format,
+        scales: scales.to_vec(),
+        by: By::All,
+        errors: true,
+        flush_subnormals: flush,
+        backend,
+    };
+    let input = Input::open(path, &reading, false).expect("it was written");
+    analyze(&[input], &options, &reading, &Silent)
+        .expect("it can be read")
+        .groups
+}
+
+#[test]
+fn replays_and_errors_are_the_same_bits_on_every_backend() {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let path = folder.path().join("values.npy");
+    let mut random = Random(77);
+    let mut values = edges();
+    values.extend((0..30_000).map(|_| f32::from_bits(random.next() as u32)));
+    values.extend((0..30_000).map(|_| (random.normal() * 1e-3) as f32));
+    for i in (1..values.len()).rev() {
+        values.swap(i, (random.next() % (i as u64 + 1)) as usize);
+    }
+    let some = [2f32.powi(-40), 0.3, 1.0, 777.5, 65536.0, 2f32.powi(40)];
+    let powers: Vec<f32> = (-8..=32).map(|k| 2f32.powi(k)).collect();
+    // More than there is room for in a block's shared memory.
+    let many: Vec<f32> = (0..3000).map(|k| 1.0 + k as f32 / 7.0).collect();
+    let lengths = [1, 3, 511, 512, 513, 8_191, 8_193, values.len()];
+    let scalar = Backend::scalar();
+    let mut cases = Vec::new();
+    for format in FORMATS {
+        cases.push((format, &some[..], format == FP16, values.len()));
+    }
+    cases.extend(lengths.map(|length| (FP16, &some[..], false, length)));
+    cases.push((FP16, &powers[..], false, values.len()));
+    cases.push((FP16, &many[..], false, 2_000));
+    for (format, scales, flush, length) in cases {
+        let bytes: Vec<u8> = values[..length]
+            .iter()
+            .flat_map(|x| x.to_le_bytes())
+            .collect();
+        write_npy(&path, "<f4", length, &bytes);
+        let expected = replayed(&path, format, scales, flush, scalar);
+        for backend in backends() {
+            let found = replayed(&path, format, scales, flush, backend);
+            assert_eq!(
+                found,
+                expected,
+                "{} at {} scales, {length} elements, on {}",
+                format.name,
+                scales.len(),
+                backend.name()
+            );
+        }
+    }
+}
+
 fn analysis_of(path: &Path, threads: usize, backend: Backend, divisor: Option<f64>) -> Analysis {
     let mut reading = gradients::Options::new();
     if let Some(divisor) = divisor {
@@ -371,8 +442,10 @@ fn a_large_tensor_gives_the_same_bits_on_any_number_of_threads_and_any_backend()
                 None => values.clone(),
             };
             assert_eq!(one.groups[0].sketch, naive(&scaled), "{path:?} {divisor:?}");
-            let many = analysis_of(path, 3, Backend::auto(), divisor);
-            assert_eq!(many.groups, one.groups, "{path:?} {divisor:?}");
+            for backend in backends() {
+                let many = analysis_of(path, 3, backend, divisor);
+                assert_eq!(many.groups, one.groups, "{path:?} {divisor:?}");
+            }
         }
     }
 }
@@ -407,14 +480,12 @@ fn the_flag_chooses_the_backend_the_result_names_it_and_a_missing_one_is_refused
     }
     assert_eq!(json("auto")["backend"], Backend::auto().name());
     assert_eq!(json("cpu")["backend"], Backend::auto().name());
-    for (missing, says) in [("cuda", "CPU only"), ("abacus", "no such backend")] {
-        let output = run(missing);
-        assert_eq!(output.status.code(), Some(2), "{missing}");
-        assert!(output.stdout.is_empty());
-        let message = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(
-            message.contains(missing) && message.contains(says),
-            "{message}"
-        );
-    }
+    let output = run("abacus");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(output.stdout.is_empty());
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        message.contains("abacus") && message.contains("no such backend"),
+        "{message}"
+    );
 }

@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include <setjmp.h>
 #include <sys/mman.h>
 #include <ucontext.h>
 
@@ -93,47 +94,60 @@ __align__(16) u32 shared[SHARED_BYTES / 4];
 
 // ---- a block's threads
 
+// Each lives on as long as the process and runs one thread of block after block. It is entered by makecontext once; later
+// switches are jumps, which ask nothing of the kernel.
 static const size_t STACK = 64 << 10;
 struct Fiber {
   ucontext_t context;
-  char *stack = nullptr;
-  bool ended = false;
+  jmp_buf here;
+  bool begun = false, ended = false;
 };
-static ucontext_t scheduler;
-static std::vector<Fiber> fibers;
+static ucontext_t first_return;
+static jmp_buf scheduler;
+static std::deque<Fiber> fibers;
 static Fiber *running;
 static const std::function<void()> *body;
 
-static void barrier() { swapcontext(&running->context, &scheduler); }
+static void leave_fiber() {
+  if (!_setjmp(running->here)) _longjmp(scheduler, 1);
+}
+static void barrier() { leave_fiber(); }
 
-static void begin_fiber() {
-  (*body)();
-  running->ended = true;
+static void live() {
+  for (;;) {
+    (*body)();
+    running->ended = true;
+    leave_fiber();
+  }
+}
+
+static void enter_fiber(Fiber *fiber) {
+  running = fiber;
+  if (_setjmp(scheduler)) return;
+  if (fiber->begun) _longjmp(fiber->here, 1);
+  fiber->begun = true;
+  swapcontext(&first_return, &fiber->context);
 }
 
 static void run_block(unsigned threads) {
   while (fibers.size() < threads) {
     fibers.emplace_back();
-    fibers.back().stack = (char *)std::malloc(STACK);
-  }
-  for (unsigned t = 0; t < threads; t++) {
-    Fiber &fiber = fibers[t];
-    fiber.ended = false;
+    Fiber &fiber = fibers.back();
     getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack;
+    fiber.context.uc_stack.ss_sp = std::malloc(STACK);
     fiber.context.uc_stack.ss_size = STACK;
-    fiber.context.uc_link = &scheduler;
-    makecontext(&fiber.context, begin_fiber, 0);
+    fiber.context.uc_link = &first_return;
+    makecontext(&fiber.context, live, 0);
   }
+  for (unsigned t = 0; t < threads; t++) fibers[t].ended = false;
   for (bool some = true; some;) {
     some = false;
     unsigned ended = 0;
     for (unsigned t = 0; t < threads; t++) {
       if (!fibers[t].ended) {
-        running = &fibers[t];
         threadIdx.x = t;
-        swapcontext(&scheduler, &running->context);
-        some |= !running->ended;
+        enter_fiber(&fibers[t]);
+        some |= !fibers[t].ended;
       }
       ended += fibers[t].ended;
     }
@@ -144,8 +158,6 @@ static void run_block(unsigned threads) {
 static void run_grid(unsigned blocks, unsigned threads, unsigned shared_bytes, const std::function<void()> &call) {
   static std::mutex one_at_a_time;
   std::lock_guard<std::mutex> lock(one_at_a_time);
-  // The vector of fibers must not move while contexts are alive.
-  fibers.reserve(1024);
   if (threads > 1024 || blocks == 0 || shared_bytes > SHARED_BYTES) die("a launch with impossible dimensions");
   gridDim = {blocks, 1, 1};
   blockDim = {threads, 1, 1};
@@ -153,9 +165,11 @@ static void run_grid(unsigned blocks, unsigned threads, unsigned shared_bytes, c
   body = &call;
   for (unsigned b = 0; b < blocks; b++) {
     blockIdx = {b, 0, 0};
-    std::memset(shared, 0xA5, sizeof shared);
+    // A page more than it was given, to see whether it writes there.
+    size_t given = shared_bytes / 4, watched = given + 1024 < SHARED_BYTES / 4 ? given + 1024 : SHARED_BYTES / 4;
+    std::memset(shared, 0xA5, watched * 4);
     run_block(threads);
-    for (size_t i = shared_bytes / 4; i < SHARED_BYTES / 4; i++)
+    for (size_t i = given; i < watched; i++)
       if (shared[i] != 0xA5A5A5A5u) die("a block wrote beyond its shared memory");
   }
 }
@@ -235,22 +249,30 @@ static void put(void *stream, std::function<void()> what) {
 
 // ---- memory
 
-static std::map<void *, std::pair<void *, size_t>> mapped;
+static std::map<void *, size_t> taken;
+static std::multimap<size_t, void *> given_back; // used again, with what they hold
 static void *allocate(size_t bytes) {
+  auto old = given_back.find(bytes);
+  if (old != given_back.end()) {
+    void *at = old->second;
+    given_back.erase(old);
+    taken[at] = bytes;
+    return at;
+  }
   size_t page = 4096, rounded = (bytes + 255) / 256 * 256, whole = (rounded + page - 1) / page * page;
   char *start = (char *)mmap(nullptr, whole + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (start == MAP_FAILED) return nullptr;
   mprotect(start + whole, page, PROT_NONE);
   char *at = start + whole - rounded;
   std::memset(at, 0xA5, rounded);
-  mapped[at] = {start, whole + page};
+  taken[at] = bytes;
   return at;
 }
 static Result release(void *at) {
-  auto found = mapped.find(at);
-  if (found == mapped.end()) return INVALID_VALUE;
-  munmap(found->second.first, found->second.second);
-  mapped.erase(found);
+  auto found = taken.find(at);
+  if (found == taken.end()) return INVALID_VALUE;
+  given_back.emplace(found->second, at);
+  taken.erase(found);
   return SUCCESS;
 }
 
