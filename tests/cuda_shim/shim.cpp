@@ -61,6 +61,9 @@ static void __syncthreads() { barrier(); }
 typedef unsigned long long Wide;
 ATOMIC(atomicAdd, unsigned, old + x)
 ATOMIC(atomicAdd, Wide, old + x)
+ATOMIC(atomicMax, int, old > x ? old : x)
+ATOMIC(atomicMin, int, old < x ? old : x)
+ATOMIC(atomicOr, int, old | x)
 ATOMIC(atomicSub, unsigned, old - x)
 ATOMIC(atomicMax, unsigned, old > x ? old : x)
 ATOMIC(atomicMax, Wide, old > x ? old : x)
@@ -195,7 +198,7 @@ template <class... A> static Entry entry(const char *name, void (*kernel)(A...))
 static Entry entries[] = {
     KERNEL(gradscale_sketch_f32), KERNEL(gradscale_sketch_f16),         KERNEL(gradscale_sketch_bf16),
     KERNEL(gradscale_patterns),   KERNEL(gradscale_patterns_to_sketch), KERNEL(gradscale_replay),
-    KERNEL(gradscale_errors),     KERNEL(gradscale_errors_in_order),
+    KERNEL(gradscale_errors),     KERNEL(gradscale_errors_in_order),    KERNEL(gradscale_extremes),
 };
 
 // ---- streams and events

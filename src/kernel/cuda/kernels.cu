@@ -541,6 +541,80 @@ extern "C" __global__ void __launch_bounds__(256)
   atomicMin((long long *)(row + LOWEST_BIT), (long long)element.lowest - LOWEST_BIAS);
 }
 
+// ---- the largest magnitude alone, every step
+
+#define EXTREMES_THREADS 256
+// Twice an element's bits plus this, in wrapping arithmetic, sorts infinity < NaN < finite by magnitude (python's recorder).
+#define ORDER (0x01000000u - 0x80000000u)
+
+struct Extremes {
+  int low, high;
+  bool nan;
+};
+
+__device__ inline void see(Extremes &extremes, u32 bits) {
+  int order = (int)(bits * 2 + ORDER);
+  extremes.low = order < extremes.low ? order : extremes.low;
+  extremes.high = order > extremes.high ? order : extremes.high;
+  extremes.nan |= bits * 2 > INFINITY_BITS * 2;
+}
+
+template <int KIND> __device__ inline Extremes extremes_of(const void *data, u64 elements) {
+  Extremes extremes = {0x7FFFFFFF, (int)0x80000000, false};
+  const u32 element_bytes = KIND == F32 ? 4 : 2, each = 16 / element_bytes, ahead = 4;
+  u64 head = (16 - (u64)data % 16) % 16 / element_bytes;
+  if (head > elements) head = elements;
+  const uint4 *vector = (const uint4 *)((const char *)data + head * element_bytes);
+  u64 start = (u64)blockIdx.x * blockDim.x + threadIdx.x, step = (u64)gridDim.x * blockDim.x;
+  u64 whole = (elements - head) / each / (ahead * step) * (ahead * step);
+  for (u64 i = start; i < whole; i += ahead * step) {
+    uint4 v[ahead];
+#pragma unroll
+    for (u32 k = 0; k < ahead; k++) v[k] = load_16_bytes(vector + i + k * step);
+#pragma unroll
+    for (u32 k = 0; k < ahead; k++) {
+      const u32 words[4] = {v[k].x, v[k].y, v[k].z, v[k].w};
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        if (KIND == F32) {
+          see(extremes, words[j]);
+        } else {
+          see(extremes, widened<KIND>(words[j] & 0xFFFFu));
+          see(extremes, widened<KIND>(words[j] >> 16));
+        }
+      }
+    }
+  }
+  for (u64 i = start; i < elements - whole * each; i += step)
+    see(extremes, load_one<KIND>(data, i < head ? i : i + whole * each));
+  return extremes;
+}
+
+// `result`: the smallest and the largest of the elements in ORDER, to be begun with 0x7FFFFFFF and 0x80000000, and a word that
+// becomes an f32 NaN where there is a NaN, to be begun with 0.
+extern "C" __global__ void __launch_bounds__(EXTREMES_THREADS)
+    gradscale_extremes(const void *data, u64 elements, u32 kind, int *result) {
+  int *block = (int *)shared;
+  if (threadIdx.x == 0) {
+    block[0] = 0x7FFFFFFF;
+    block[1] = (int)0x80000000;
+    block[2] = 0;
+  }
+  __syncthreads();
+  Extremes extremes = kind == F32   ? extremes_of<F32>(data, elements)
+                      : kind == F16 ? extremes_of<F16>(data, elements)
+                                    : extremes_of<BF16>(data, elements);
+  atomicMin(block, extremes.low);
+  atomicMax(block + 1, extremes.high);
+  if (extremes.nan) atomicOr(block + 2, 0x7FC00000);
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    atomicMin(result, block[0]);
+    atomicMax(result + 1, block[1]);
+    if (block[2]) atomicOr(result + 2, block[2]);
+  }
+}
+
 // ---- exact replay at any scale (src/analysis/raw.rs)
 
 #define REPLAY_THREADS 256
