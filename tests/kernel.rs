@@ -235,6 +235,11 @@ fn skewed_data_counts_as_one_by_one() {
         f32::from_bits(r.next() as u32 & 0x807F_FFFF)
     });
     check("subnormal", &subnormal);
+    let falling = fill(100_000, &mut |i, _| {
+        let odd = if (80_000..90_000).contains(&i) { 1 } else { 2 };
+        f32::from_bits(if i % 2 == 0 { 0x3F80_0000 } else { 0x3FA0_0000 } + odd)
+    });
+    check("a lowest bit that falls by one", &falling);
     let captured = fill(60_000, &mut |_, r| {
         f16::from_f32((r.normal() * 1e-3) as f32).to_f32() / 1024.0
     });
@@ -277,7 +282,18 @@ fn halves_count_as_the_floats_that_they_are() {
     let all: Vec<u16> = (0..=u16::MAX).collect();
     let mut random = Random(9);
     let some: Vec<u16> = (0..100_000).map(|_| random.next() as u16).collect();
-    for bits in [&all[..], &all[..1000], &all[0x7000..0x7C80], &some, &[]] {
+    // More of one pattern than 16 bits can count.
+    let one = vec![0xBE00; 140_000];
+    let two: Vec<u16> = (0..140_000).map(|i| [0x3E00, 0xBE00][i % 2]).collect();
+    for bits in [
+        &all[..],
+        &all[..1000],
+        &all[0x7000..0x7C80],
+        &some,
+        &one,
+        &two,
+        &[],
+    ] {
         let f16s: Vec<f16> = bits.iter().map(|&b| f16::from_bits(b)).collect();
         let bf16s: Vec<bf16> = bits.iter().map(|&b| bf16::from_bits(b)).collect();
         let from_f16 = naive(&f16s.iter().map(|x| x.to_f32()).collect::<Vec<_>>());
