@@ -38,6 +38,8 @@
 //! of their own; and the lowest set bit is looked for only where it could be news.
 //!
 //! 16-bit floats are counted by pattern, 65,536 counters, and widened once a pattern.
+//!
+//! A GPU counts in tables of its own (`cuda`), the same integers.
 
 mod avx2;
 mod avx512;

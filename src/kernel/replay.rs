@@ -11,6 +11,7 @@ pub(crate) struct Replay {
     /// magnitude lies.
     pub first: Vec<u32>,
     /// Where errors are asked for, each scale's rounding.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code))]
     pub roundings: Vec<Rounding>,
 }
 
