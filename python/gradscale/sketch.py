@@ -257,8 +257,8 @@ def stored_values(tensor: "torch.Tensor") -> "torch.Tensor":
         tensor = tensor.to(torch.float32)
     if not tensor.is_contiguous():
         # A transposed or channels-last gradient fills its memory too, in another order.
-        by_stride = sorted(range(tensor.dim()), key=lambda d: -tensor.stride(d))
-        tensor = tensor.permute(by_stride)
+        strides = tensor.stride()
+        tensor = tensor.permute(sorted(range(tensor.dim()), key=lambda d: -strides[d]))
     return tensor.reshape(-1)
 
 
