@@ -95,7 +95,7 @@ pub struct ReadingArgs {
     /// Replay tensors that a mixed run produced in f32 as if FP16 had produced them
     #[arg(long)]
     pub all_as_fp16: bool,
-    /// Which code counts; all give the same integers
+    /// Which code counts: auto, cpu, scalar, avx2, avx512 or cuda; all give the same integers
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub backend: String,
     /// Threads; 0 takes one a core
