@@ -2,6 +2,8 @@
 
 use super::page::{RunReport, TensorRow};
 use super::{escape, table, text};
+use crate::analysis::HistogramSummary;
+use crate::float::exp2;
 use crate::plot::Figure;
 use crate::scaling::{Answer, Recommendation, percent};
 use std::fmt::Write;
@@ -72,12 +74,20 @@ fn section(html: &mut String, run: &RunReport, figures: &[(&'static str, Figure)
                 _ => "bad",
             },
         ),
-        None => (
-            "Cannot tell: the record is too short for a recommendation.".to_owned(),
-            "bad",
-        ),
+        // The first sentence is the headline, the rest stands under it.
+        None => (run.cannot_tell().unwrap_or_default(), "bad"),
+    };
+    let (headline, rest) = match headline.split_once(": ") {
+        Some((head, rest)) if answer.is_none() && run.histograms.is_some() => {
+            (format!("{head}."), rest.to_owned())
+        }
+        _ => (headline, String::new()),
     };
     let _ = writeln!(html, "<h2 class=\"{mood}\">{}</h2>", escape(&headline));
+    if let Some(first) = rest.chars().next() {
+        let rest = format!("{}{}", first.to_uppercase(), &rest[first.len_utf8()..]);
+        let _ = writeln!(html, "<p>{}</p>", escape(&rest));
+    }
     if let Some(answer) = answer {
         let as_good = answer.as_good().map_or(String::new(), |line| line + " ");
         let _ = writeln!(
@@ -165,6 +175,10 @@ fn section(html: &mut String, run: &RunReport, figures: &[(&'static str, Figure)
     }
     if !run.tensors.is_empty() {
         tensors(html, run);
+    }
+    if let Some(summary) = &run.histograms {
+        flushed(html, summary);
+        bounded_tensors(html, run, summary);
     }
     replays(html, run);
     html.push_str("<h3>How this was computed</h3>\n<p>Each gradient is multiplied by the loss scale in f32 and rounded to FP16 (to nearest, ties to even); what is counted is the rounded result. Magnitudes up to 2^-25 become zero, those from 65520 infinity. Policies are replayed with the exact rules of their frameworks. Lost update is the mean over the steps of 1 where the step was skipped, else the share of nonzero elements flushed to zero at that step's scale, taken from the nearest sampled step.</p>\n</section>\n");
@@ -293,6 +307,86 @@ fn tensor(html: &mut String, row: &TensorRow, sampled: bool) {
         }
     }
     html.push_str("</tr>\n");
+}
+
+/// Tensors that become zero as a whole, by name.
+fn flushed(html: &mut String, summary: &HistogramSummary) {
+    let flushed = summary.wholly_flushed();
+    if flushed.is_empty() {
+        return;
+    }
+    let _ = writeln!(
+        html,
+        "<h3>Flushed as a whole</h3>\n<p>{} of {} tensors become zero entirely at scale 1: their largest element is at most 2^-25. In a bias in front of a normalisation layer that is harmless: its true gradient is zero, and what is lost is rounding noise. Any other tensor among them does not train without a loss scale.</p>\n<ul>",
+        flushed.len(),
+        summary.tensors.len()
+    );
+    for tensor in flushed {
+        let amax = tensor.bounded.largest().unwrap_or(0.0);
+        let _ = writeln!(
+            html,
+            "<li><code>{}</code>: amax {}, representable from scale {}</li>",
+            escape(&tensor.name),
+            text::significant(amax.into(), 3),
+            text::scale(exp2(tensor.flushed_until_log2.unwrap_or(0)))
+        );
+    }
+    html.push_str("</ul>\n");
+}
+
+fn bounded_tensors(html: &mut String, run: &RunReport, summary: &HistogramSummary) {
+    let at = run.figures.scale.0;
+    html.push_str("<h3>Tensors, as their histograms bound them</h3>\n<div class=\"scroll\"><table class=\"sortable\"><thead><tr>");
+    let mut headings = vec![
+        "tensor".to_owned(),
+        "amax".to_owned(),
+        format!("headroom at {}", text::scale(at)),
+        "elements".to_owned(),
+        "zeros".to_owned(),
+    ];
+    headings.extend(
+        run.scales
+            .iter()
+            .map(|&s| format!("flushed at {}", text::scale(s))),
+    );
+    for heading in &headings {
+        let _ = write!(html, "<th><button>{}</button></th>", escape(heading));
+    }
+    html.push_str("</tr></thead><tbody>\n");
+    for tensor in &summary.tensors {
+        let bounded = &tensor.bounded;
+        let _ = write!(html, "<tr><td><code>{}</code></td>", escape(&tensor.name));
+        let mut cell = |key: f64, shown: String| {
+            let _ = write!(html, "<td data-v=\"{key}\">{}</td>", escape(&shown));
+        };
+        let amax = f64::from(bounded.largest().unwrap_or(0.0));
+        cell(amax, table::bounded_amax(bounded));
+        let headroom = (65520.0 / (amax * at)).log2();
+        if amax > 0.0 {
+            cell(headroom, format!("{headroom:.1}"));
+        } else {
+            cell(-1e300, "-".to_owned());
+        }
+        cell(bounded.elements as f64, text::short_count(bounded.elements));
+        let whole = bounded.elements.max(1) as f64;
+        let (low, high) = bounded.zeros();
+        cell(
+            high as f64 / whole,
+            text::interval(low as f64 / whole, high as f64 / whole),
+        );
+        for &scale in &run.scales {
+            let at = bounded
+                .spreads
+                .iter()
+                .find(|spread| f64::from(spread.loss_scale) == scale);
+            match at.map(|spread| spread.underflow_fraction()) {
+                Some((low, high)) => cell(high, text::interval(low, high)),
+                None => cell(-1e300, "-".to_owned()),
+            }
+        }
+        html.push_str("</tr>\n");
+    }
+    html.push_str("</tbody></table></div>\n<p class=\"soft\">amax: largest absolute gradient over all logged steps. headroom: binades to overflow. zeros, flushed: least to most that the bins allow, of all elements and of the finite nonzero ones; where inside lies the truth, a histogram does not say.</p>\n");
 }
 
 fn replays(html: &mut String, run: &RunReport) {

@@ -61,7 +61,7 @@ pub fn run(args: &ReportArgs) -> Result<u8, CliError> {
         reading.warn(&run.warnings);
         let line = match &run.figures.answer {
             Some(answer) => answer.headline(),
-            None => "Cannot tell: the record is too short for a recommendation.".to_owned(),
+            None => run.cannot_tell().unwrap_or_default(),
         };
         said.push_str(&format!("{}: {line}\n", run.label));
         drawn.push((run, figures));
