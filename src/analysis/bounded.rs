@@ -13,7 +13,7 @@ pub struct Bounded {
     pub inf: u64,
     /// Elements that are NaN.
     pub nan: u64,
-    /// The least and the most that amax can be; `None` where no element is finite.
+    /// The least and the most that amax can be; `None` where no element is finite, or nothing says how large.
     pub amax: Option<(f32, f32)>,
     /// One entry a scale.
     pub spreads: Vec<Spread>,

@@ -338,12 +338,15 @@ fn histogram(row: &Row<'_>) -> Result<(String, Role, Histogram), HistogramError>
             i => (low + i as f64 * size).min(high),
         })
         .collect();
-    let histogram = between(&edges, &counts, Edges::Listed).ok_or_else(|| {
-        row.wrong(
-            format!("bins from {low} to {high}"),
-            "finite ascending edges and at most 2^63 elements",
-        )
-    })?;
+    let ascending = low <= high;
+    let histogram = between(&edges, &counts, Edges::Listed)
+        .filter(|_| ascending)
+        .ok_or_else(|| {
+            row.wrong(
+                format!("bins from {low} to {high}"),
+                "finite ascending edges and at most 2^63 elements",
+            )
+        })?;
     Ok((name, Role::Parameter, histogram))
 }
 

@@ -66,9 +66,11 @@ pub(super) fn parse(bytes: &[u8], path: &Path) -> Result<Vec<Fp8Share>, Histogra
             let shown: String = text.chars().take(80).collect();
             row.wrong(format!("{shown:?}"), "a percentage from 0 to 100")
         })?;
+        // A layer is a bare number.
+        let layer = row.text(&["layer"]).map(|layer| format!("layer {layer}"));
         let parts = [
             row.text(&["layer_gemm"]),
-            row.text(&["layer"]),
+            layer.as_deref(),
             row.text(&["tensor", "name"]),
         ];
         shares.push(Fp8Share {

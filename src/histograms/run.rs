@@ -51,6 +51,8 @@ pub(super) struct Builder {
     /// Names that are no gradients: how many, and one of them.
     left_out: (u64, Option<String>),
     left_out_names: std::collections::HashSet<String>,
+    /// A scalar tag that says nothing here, for the message where there is nothing else.
+    other_scalar: Option<String>,
     pub warnings: Vec<Warning>,
 }
 
@@ -118,7 +120,7 @@ impl Builder {
     }
 
     /// Takes a scalar if its name says that it is a loss scale, a flag of overflow or the loss.
-    pub fn scalar(&mut self, step: u64, name: &str, value: f64) -> bool {
+    pub fn scalar(&mut self, step: u64, name: &str, value: f64) {
         let lower = name.to_ascii_lowercase().replace(['-', ' ', '.'], "_");
         let named = |parts: &[&str]| parts.iter().any(|part| lower.contains(part));
         let last = lower.rsplit('/').next().unwrap_or_default().to_owned();
@@ -142,10 +144,9 @@ impl Builder {
             }
         } else if last == "loss" || last == "train_loss" {
             self.losses.insert(step, value);
-        } else {
-            return false;
+        } else if self.other_scalar.is_none() {
+            self.other_scalar = Some(name.to_owned());
         }
-        true
     }
 
     fn note(&mut self, tag: &str) {
@@ -162,12 +163,13 @@ impl Builder {
         reading: &gradients::Options,
     ) -> Result<HistogramRun, HistogramError> {
         if self.cells.is_empty() {
-            let found = match &self.left_out {
-                (0, _) => "no histogram".to_owned(),
-                (n, Some(example)) => {
-                    format!("no gradient but {n} other tags, such as {example:?}")
+            let short = |name: &str| format!("{:?}", crate::text::shortened(name, 80));
+            let found = match (&self.left_out, &self.other_scalar) {
+                ((n, Some(example)), _) => {
+                    format!("no gradient but {}, such as {}", tags(*n), short(example))
                 }
-                (n, None) => format!("no gradient but {n} other tags"),
+                (_, Some(scalar)) => format!("scalars alone, such as {}", short(scalar)),
+                _ => "no histogram".to_owned(),
             };
             return Err(HistogramError::NoGradients {
                 path: path.to_owned(),
@@ -252,7 +254,10 @@ impl Builder {
         if let (n @ 1.., Some(example)) = &self.left_out {
             self.warnings.push(Warning::new(
                 Kind::TensorsLeftOut,
-                format!("{n} tags without \"grad\" in their name are left out in {shown}, such as {example:?}"),
+                format!(
+                    "{} without \"grad\" in their name left out in {shown}, such as {example:?}",
+                    tags(*n)
+                ),
                 "they are taken for something else than gradients, and count nowhere",
                 "--tensors GLOB, if they are gradients",
             ));
@@ -276,6 +281,11 @@ impl Builder {
             self.warnings.push(warning);
         }
     }
+}
+
+/// "1 tag", "2 tags".
+fn tags(n: u64) -> String {
+    format!("{n} tag{}", if n == 1 { "" } else { "s" })
 }
 
 /// amax as the trace has it: NaN where the histogram does not say it to within 2^-10.
@@ -347,7 +357,7 @@ fn wholly_flushed(trace: &Trace, histograms: &[Placed]) -> Option<Warning> {
     Some(Warning::new(
         Kind::WhollyFlushed,
         format!(
-            "{} of {} tensors become zero entirely in FP16 at scale 1, their largest element is at most 2^-25: {}",
+            "{} of {} tensors become zero entirely in FP16 at scale 1, no element of them is above 2^-25: {}",
             flushed.len(),
             trace.tensors.len(),
             names.join(", ")

@@ -88,7 +88,7 @@ pub(super) fn parse_history(
         if buffer.trim_ascii().is_empty() {
             continue;
         }
-        let node = json::parse(&buffer, path, line)?;
+        let node = json::parse(buffer.trim_ascii_end(), path, line)?;
         state.take(&node, path, Some((line, rows)), reading, &mut builder)?;
         rows += 1;
     }

@@ -103,7 +103,11 @@ impl Figures {
             format: FP16.name,
             elements: summary.all.elements,
             spreads: summary.all.spreads.clone(),
-            marks: fits(summary).into_iter().chain(marks.clone()).collect(),
+            marks: fits(summary)
+                .into_iter()
+                .filter(|(scale, _)| (exp2(-8)..=exp2(32)).contains(scale))
+                .chain(marks.clone())
+                .collect(),
         });
         if let Some(scale) = best_static {
             marks.push((scale, format!("best static, {}", super::text::scale(scale))));
@@ -186,7 +190,7 @@ fn fits(summary: &HistogramSummary) -> Vec<(f64, String)> {
     [
         mark(
             summary.fits_from_log2,
-            "every tensor's largest element is representable from",
+            "largest elements representable from",
         ),
         mark(summary.fits_until_log2, "nothing overflows up to"),
     ]

@@ -2,7 +2,7 @@
 
 use super::page::{RunReport, TensorRow};
 use super::{escape, table, text};
-use crate::analysis::HistogramSummary;
+use crate::analysis::{HistogramSummary, TensorSummary};
 use crate::float::exp2;
 use crate::plot::Figure;
 use crate::scaling::{Answer, Recommendation, percent};
@@ -110,7 +110,22 @@ fn section(html: &mut String, run: &RunReport, figures: &[(&'static str, Figure)
         escape(run.fits.word),
         escape(&run.fits.reason)
     );
+    let largest = run
+        .histograms
+        .as_ref()
+        .filter(|_| run.only_bounds())
+        .and_then(largest);
     match &run.first_overflow {
+        _ if largest.is_some() => {
+            let (tensor, until) = largest.unwrap_or_default();
+            let _ = writeln!(
+                html,
+                "<dt>First overflow</dt><dd>above scale {}, in <code>{}</code></dd>",
+                text::scale(exp2(until)),
+                escape(tensor)
+            );
+        }
+        _ if run.only_bounds() => {}
         Some((step, scale, tensor)) => {
             let tensor = tensor.as_ref().map_or(String::new(), |t| {
                 format!(", in <code>{}</code>", escape(t))
@@ -180,7 +195,9 @@ fn section(html: &mut String, run: &RunReport, figures: &[(&'static str, Figure)
         flushed(html, summary);
         bounded_tensors(html, run, summary);
     }
-    replays(html, run);
+    if !run.only_bounds() {
+        replays(html, run);
+    }
     html.push_str("<h3>How this was computed</h3>\n<p>Each gradient is multiplied by the loss scale in f32 and rounded to FP16 (to nearest, ties to even); what is counted is the rounded result. Magnitudes up to 2^-25 become zero, those from 65520 infinity. Policies are replayed with the exact rules of their frameworks. Lost update is the mean over the steps of 1 where the step was skipped, else the share of nonzero elements flushed to zero at that step's scale, taken from the nearest sampled step.</p>\n</section>\n");
 }
 
@@ -309,6 +326,17 @@ fn tensor(html: &mut String, row: &TensorRow, sampled: bool) {
     html.push_str("</tr>\n");
 }
 
+/// The tensor that overflows first, and the largest power of two at which it does not.
+fn largest(summary: &HistogramSummary) -> Option<(&str, i32)> {
+    let until = summary.fits_until_log2?;
+    let amax = |tensor: &&TensorSummary| tensor.bounded.largest().unwrap_or(0.0);
+    let tensor = summary
+        .tensors
+        .iter()
+        .max_by(|a, b| amax(a).total_cmp(&amax(b)))?;
+    Some((&tensor.name, until))
+}
+
 /// Tensors that become zero as a whole, by name.
 fn flushed(html: &mut String, summary: &HistogramSummary) {
     let flushed = summary.wholly_flushed();
@@ -336,7 +364,7 @@ fn flushed(html: &mut String, summary: &HistogramSummary) {
 
 fn bounded_tensors(html: &mut String, run: &RunReport, summary: &HistogramSummary) {
     let at = run.figures.scale.0;
-    html.push_str("<h3>Tensors, as their histograms bound them</h3>\n<div class=\"scroll\"><table class=\"sortable\"><thead><tr>");
+    html.push_str("<h3>Tensors, as their histograms bound them, worst first</h3>\n<div class=\"scroll\"><table class=\"sortable\"><thead><tr>");
     let mut headings = vec![
         "tensor".to_owned(),
         "amax".to_owned(),
@@ -353,7 +381,19 @@ fn bounded_tensors(html: &mut String, run: &RunReport, summary: &HistogramSummar
         let _ = write!(html, "<th><button>{}</button></th>", escape(heading));
     }
     html.push_str("</tr></thead><tbody>\n");
-    for tensor in &summary.tensors {
+    let mut tensors: Vec<&TensorSummary> = summary.tensors.iter().collect();
+    let flushed = |tensor: &TensorSummary| {
+        let spread = tensor.bounded.spreads.iter();
+        spread
+            .clone()
+            .find(|spread| f64::from(spread.loss_scale) == at)
+            .map_or((0.0, 0.0), |spread| spread.underflow_fraction())
+    };
+    tensors.sort_by(|a, b| {
+        let (a, b) = (flushed(a), flushed(b));
+        b.0.total_cmp(&a.0).then(b.1.total_cmp(&a.1))
+    });
+    for tensor in tensors {
         let bounded = &tensor.bounded;
         let _ = write!(html, "<tr><td><code>{}</code></td>", escape(&tensor.name));
         let mut cell = |key: f64, shown: String| {

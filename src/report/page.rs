@@ -239,7 +239,9 @@ impl RunReport {
         if let Some(figure) = &figures.tradeoff {
             drawn.push(("tradeoff", svg(figure, size, theme)?));
         }
-        if !self.run.is_empty() {
+        // A handful of logged steps is no run to replay policies over.
+        let replayed = !self.run.is_empty() && !self.only_bounds();
+        if replayed {
             drawn.push(("trajectory", svg(&figures.trajectory, size, theme)?));
         }
         if let Some(figure) = &figures.bands {
@@ -251,10 +253,10 @@ impl RunReport {
         if let Some(figure) = &figures.binades {
             drawn.push(("binades", svg(figure, size, theme)?));
         }
-        if let Some(figure) = &figures.headroom {
+        if let Some(figure) = figures.headroom.as_ref().filter(|_| self.run.recorded > 1) {
             drawn.push(("headroom", svg(figure, size, theme)?));
         }
-        if !self.run.is_empty() {
+        if replayed {
             drawn.push(("policies", svg(&figures.policies, size, theme)?));
         }
         Ok(drawn)
@@ -322,6 +324,11 @@ impl RunReport {
             "about": self.about,
             "warnings": json::warnings(&self.warnings),
         })
+    }
+
+    /// Whether all there is are bounds of a few steps: histograms, too few for a recommendation.
+    pub fn only_bounds(&self) -> bool {
+        self.histograms.is_some() && self.figures.answer.is_none()
     }
 
     /// Why there is no recommendation, and what to record; `None` where there is one.

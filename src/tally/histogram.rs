@@ -245,10 +245,13 @@ impl Histogram {
         (self.inf, self.nan)
     }
 
-    /// The least and the most that amax can be; `None` where no element is finite.
+    /// The least and the most that amax can be; `None` where no element is finite, and where inf or NaN hides it.
     pub fn amax(&self) -> Option<(f32, f32)> {
         let least = self.bins.iter().map(|bin| bin.first).max()?;
         let most = self.bins.iter().map(|bin| bin.last).max()?;
+        if most == INFINITY - 1 && self.inf + self.nan > 0 {
+            return None;
+        }
         Some((f32::from_bits(least), f32::from_bits(most)))
     }
 
