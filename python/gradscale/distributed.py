@@ -105,7 +105,7 @@ def sketch(
                 f'sketching into "{out}" on a local cluster', str(error), "dask's distributed", "pip install 'gradscale[dask]'"
             ) from error
         workers = max(1, min(os.cpu_count() or 1, len(todo.tasks)))
-        with LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster) as local:
+        with LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster, Client(cluster) as local:
             _on_dask(local, todo, retries, program)
     return merge(todo, run_id=run_id)
 

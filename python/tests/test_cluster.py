@@ -68,7 +68,7 @@ def by_hand(todo, program=""):
 @pytest.fixture(scope="module")
 def cluster():
     """Three workers, each a process of its own."""
-    with dask.LocalCluster(n_workers=3, threads_per_worker=1, processes=True, dashboard_address=None) as made, dask.Client(made) as client:
+    with dask.LocalCluster(n_workers=3, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0") as made, dask.Client(made) as client:
         yield client
 
 

@@ -105,6 +105,11 @@ impl Draw for Bands {
                 ]
             })
             .collect();
+        canvas.note(&format!(
+            "{}: histograms or statistics of {} elements",
+            text::shortened(&self.label, 80),
+            text::count(self.elements)
+        ))?;
         canvas.legend(&legend)?;
         let log2 = |spread: &Spread| f64::from(spread.loss_scale).log2();
         let low = self.spreads.first().map_or(0.0, log2);
