@@ -16,8 +16,8 @@ use gradscale::scaling::{Measure, Options, Timeline, cost, recommend};
 use rayon::prelude::*;
 
 /// Runs that the truth is the mean of, and runs that are recommended for.
-const TRUTH: u64 = 300;
-const TRIALS: u64 = 200;
+const TRUTH: u64 = 100;
+const TRIALS: u64 = 100;
 
 fn main() {
     println!(

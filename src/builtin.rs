@@ -101,6 +101,7 @@ impl Run {
                 label,
                 kind: "built-in",
                 trace,
+                histograms: Vec::new(),
                 warnings,
                 diagnosis: None,
             },

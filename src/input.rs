@@ -1,6 +1,7 @@
-//! What a path on the command line is: a dump, a trace, a series or a built-in run. Each input is one run.
+//! What a path on the command line is: a dump, a trace, a series, a log, histograms or a built-in run. Each input is one run.
 
 use crate::gradients::{self, Dump, DumpFile, GradientsError};
+use crate::histograms::{self, HistogramError, HistogramRun, Placed};
 use crate::kernel::{Backend, Nothing, Pool, read_files, read_tensor};
 use crate::scaling::diagnose::{self, DiagnoseError, Diagnosis, Log};
 use crate::tally::series::{self, SeriesError};
@@ -35,10 +36,12 @@ impl Progress for Silent {
 pub struct NamedTrace {
     /// The path, or the built-in run's name.
     pub label: String,
-    /// The kind's word: `trace`, `series`, `log`, `dump` or `built-in`.
+    /// The kind's word: `trace`, `series`, `log`, `dump`, `histogram` or `built-in`.
     pub kind: &'static str,
     /// The record.
     pub trace: Trace,
+    /// Histograms of its steps, where that is what was logged; then the trace holds no sketches.
+    pub histograms: Vec<Placed>,
     /// What was noticed while reading.
     pub warnings: Vec<Warning>,
     /// What a log comes to, beside its history. The trace is empty where the log does not tell it.
@@ -73,6 +76,13 @@ pub enum Input {
         /// Its runs.
         traces: Vec<Trace>,
     },
+    /// Histograms or statistics of gradients; one a run of the file or directory.
+    Histograms {
+        /// The file or directory.
+        path: PathBuf,
+        /// Its runs.
+        runs: Vec<NamedTrace>,
+    },
 }
 
 /// Why an input cannot be used.
@@ -88,6 +98,19 @@ pub enum InputError {
     /// A series.
     #[error(transparent)]
     Series(#[from] SeriesError),
+    /// Histograms or statistics.
+    #[error(transparent)]
+    Histograms(#[from] HistogramError),
+    /// Histograms where counts are needed.
+    #[error(
+        "{doing} {path:?}: found histograms, which only bound the counts, expected gradients (a dump or a trace); analyze, report and plot --kind rates take histograms"
+    )]
+    OnlyBounds {
+        /// What was being done.
+        doing: &'static str,
+        /// The file.
+        path: PathBuf,
+    },
     /// Two inputs that cannot be joined.
     #[error("joining {second:?} to {first:?} as ranks: found {found}, expected inputs of one kind")]
     Join {
@@ -166,9 +189,16 @@ impl Input {
                 label,
                 kind: "trace",
                 trace,
+                histograms: Vec::new(),
                 warnings,
                 diagnosis: None,
             })));
+        }
+        if histograms::is_histograms(path) {
+            return Ok(Input::Histograms {
+                path: path.to_owned(),
+                runs: open_histograms(path, reading, skip_bad)?,
+            });
         }
         if !path.is_dir() && series::is_series(path) {
             return Ok(Input::Series {
@@ -215,6 +245,12 @@ impl Input {
                         })?;
                     }
                 }
+                (Input::Histograms { path, .. }, Input::Histograms { .. }) => {
+                    return Err(InputError::OnlyBounds {
+                        doing: "joining as ranks",
+                        path: path.clone(),
+                    });
+                }
                 (a, b) => {
                     let found = format!("a {} beside a {}", a.kind(), b.kind());
                     return Err(InputError::Join {
@@ -237,7 +273,9 @@ impl Input {
                 .collect::<Vec<_>>()
                 .join(" + "),
             Input::Trace(trace) => trace.label.clone(),
-            Input::Series { path, .. } => path.display().to_string(),
+            Input::Series { path, .. } | Input::Histograms { path, .. } => {
+                path.display().to_string()
+            }
         }
     }
 
@@ -247,6 +285,7 @@ impl Input {
             Input::Dump(dumps) => dumps.first().map_or("dump", |dump| dump.kind().name()),
             Input::Trace(trace) => trace.kind,
             Input::Series { .. } => "series",
+            Input::Histograms { .. } => "histogram",
         }
     }
 
@@ -265,6 +304,10 @@ impl Input {
             Input::Series { traces, .. } => Ok(traces
                 .iter()
                 .flat_map(|trace| trace.steps.iter().rev())
+                .find_map(|step| step.loss_scale)),
+            Input::Histograms { runs, .. } => Ok(runs
+                .iter()
+                .flat_map(|run| run.trace.steps.iter().rev())
                 .find_map(|step| step.loss_scale)),
             Input::Dump(dumps) => {
                 let first = dumps
@@ -293,6 +336,7 @@ impl Input {
         let label = self.label();
         match self {
             Input::Trace(trace) => Ok(vec![*trace]),
+            Input::Histograms { runs, .. } => Ok(runs),
             Input::Series { traces, .. } => {
                 let several = traces.len() > 1;
                 let named = |trace: Trace| NamedTrace {
@@ -303,6 +347,7 @@ impl Input {
                     },
                     kind: "series",
                     trace,
+                    histograms: Vec::new(),
                     warnings: Vec::new(),
                     diagnosis: None,
                 };
@@ -326,6 +371,7 @@ impl Input {
                     label,
                     kind: "dump",
                     trace: whole,
+                    histograms: Vec::new(),
                     warnings,
                     diagnosis: None,
                 }])
@@ -340,6 +386,28 @@ struct FileRead {
     place: usize,
     left_out: u64,
     trace: Trace,
+}
+
+/// Histograms as traces without sketches, each with its histograms beside it.
+fn open_histograms(
+    path: &Path,
+    reading: &gradients::Options,
+    skip_bad: bool,
+) -> Result<Vec<NamedTrace>, HistogramError> {
+    let named = |run: HistogramRun| NamedTrace {
+        label: if run.name.is_empty() {
+            path.display().to_string()
+        } else {
+            format!("{} {}", path.display(), run.name)
+        },
+        kind: "histogram",
+        trace: run.trace,
+        histograms: run.histograms,
+        warnings: run.warnings,
+        diagnosis: None,
+    };
+    let runs = histograms::read(path, reading, skip_bad)?;
+    Ok(runs.into_iter().map(named).collect())
 }
 
 /// A log as a trace: the scale of each step and whether it overflowed. Its verdict comes along as a warning.
@@ -361,6 +429,7 @@ fn open_log(path: &Path) -> Result<Input, InputError> {
         label,
         kind: "log",
         trace: diagnosis.to_trace().unwrap_or_default(),
+        histograms: Vec::new(),
         warnings,
         diagnosis: Some(Box::new(diagnosis)),
     })))

@@ -41,6 +41,10 @@ pub enum Kind {
     Extrapolated,
     /// What a training log shows.
     Diagnosis,
+    /// Tensors that become zero as a whole.
+    WhollyFlushed,
+    /// A logged scalar was taken as the loss scale.
+    LoggedScale,
 }
 
 /// Something a reader of the result has to know.

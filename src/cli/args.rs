@@ -8,6 +8,7 @@ const START: &str = "\
 What do you have?
   a training log              gradscale diagnose train.log       is \"overflow, skipping step\" normal?
   gradients or a trace        gradscale report grads/            the whole answer, as a page
+  histograms of gradients     gradscale report runs/exp1         TensorBoard, W&B, msprobe: bounds
   a CSV of step,amax          gradscale recommend run.csv        which growth interval
   two runs                    gradscale compare a/ b/
   a scaler of your own        gradscale check --exec ./my_scaler
@@ -109,7 +110,7 @@ pub struct ReadingArgs {
 /// `report`.
 #[derive(Debug, Args)]
 pub struct ReportArgs {
-    /// Dumps, traces or series; each is one run. Without: the built-in run
+    /// Dumps, traces, series, logs or histograms; each is one run. Without: the built-in run
     pub inputs: Vec<PathBuf>,
     /// A built-in run
     #[arg(long, conflicts_with = "inputs")]
@@ -128,7 +129,7 @@ pub struct ReportArgs {
 /// `analyze`.
 #[derive(Debug, Args)]
 pub struct AnalyzeArgs {
-    /// Dumps or traces; each is one run
+    /// Dumps, traces or histograms; each is one run
     #[arg(required_unless_present = "demo")]
     pub inputs: Vec<PathBuf>,
     /// A built-in run
@@ -355,7 +356,7 @@ pub struct DiagnoseArgs {
 /// `plot`.
 #[derive(Debug, Args)]
 pub struct PlotArgs {
-    /// Dumps, traces or series
+    /// Dumps, traces, series, logs or histograms
     #[arg(required_unless_present = "demo")]
     pub inputs: Vec<PathBuf>,
     /// A built-in run

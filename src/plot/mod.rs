@@ -7,6 +7,7 @@
 //! which is part of the program, so no font library of the system is needed.
 
 mod axis;
+mod bands;
 mod binades;
 mod canvas;
 mod headroom;
@@ -17,6 +18,7 @@ mod tradeoff;
 mod trajectory;
 
 pub use axis::{Axis, Ticks};
+pub use bands::Bands;
 pub use binades::Binades;
 pub use canvas::{Canvas, Dash, DrawError, Legend, Marker};
 pub use headroom::Headroom;

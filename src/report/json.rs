@@ -1,8 +1,8 @@
 //! Results as JSON: stable keys, counts as integers, `null` for what is not known, `"inf"` for an infinite scale.
 
-use crate::analysis::{Analysis, Group, Rate};
+use crate::analysis::{Analysis, Group, HistogramSummary, Rate, Shares};
 use crate::scaling::{Bounds, Candidate, Recommendation, Row, Run, Simulated, Swept};
-use crate::tally::{Lost, Outcomes};
+use crate::tally::{Lost, Outcomes, Spread};
 use crate::warning::Warning;
 use serde_json::{Map, Value, json};
 
@@ -47,8 +47,89 @@ pub fn analysis(analysis: &Analysis) -> Value {
     })
 }
 
+/// What histograms say of a run, in `gradscale.report/1`.
+pub fn histograms(summary: &HistogramSummary) -> Value {
+    let log2_scale = |exponent: Option<i32>| exponent.map(crate::float::exp2);
+    json!({
+        "elements": summary.all.elements,
+        "usable_scales": {
+            "from": log2_scale(summary.fits_from_log2),
+            "to": log2_scale(summary.fits_until_log2),
+        },
+        "flushed_wholly": summary.wholly_flushed().iter().map(|tensor| json!({
+            "tensor": tensor.name,
+            "amax": tensor.bounded.largest().map(f64::from),
+            "representable_from": log2_scale(tensor.flushed_until_log2),
+        })).collect::<Vec<_>>(),
+        "nonfinite_steps": summary.nonfinite_steps,
+        "rates": summary.all.spreads.iter().map(spread).collect::<Vec<_>>(),
+        "tensors": summary.tensors.iter().map(|tensor| json!({
+            "name": tensor.name,
+            "elements": tensor.bounded.elements,
+            "zeros": [tensor.bounded.zeros().0, tensor.bounded.zeros().1],
+            "amax": tensor.bounded.largest().map(f64::from),
+            "underflow_fraction": tensor.bounded.spreads.iter().map(|spread| json!({
+                "scale": f64::from(spread.loss_scale),
+                "bounds": [spread.underflow_fraction().0, spread.underflow_fraction().1],
+            })).collect::<Vec<_>>(),
+        })).collect::<Vec<_>>(),
+    })
+}
+
+/// The bounds at one scale.
+fn spread(spread: &Spread) -> Value {
+    let shares = Shares::of(spread);
+    let mut object = Map::new();
+    object.insert("scale".to_owned(), json!(f64::from(spread.loss_scale)));
+    object.insert(
+        "bounds".to_owned(),
+        bounds(&spread.low, &spread.high, Some(shares)),
+    );
+    Value::Object(object)
+}
+
+/// Least and most of each count, and of the fractions where those are not simply counts over a known number.
+fn bounds(low: &Outcomes, high: &Outcomes, shares: Option<Shares>) -> Value {
+    let pair = |of: fn(&Outcomes) -> u64| json!([of(low), of(high)]);
+    let mut bounds = Map::new();
+    let mut put = |key: &str, value: Value| {
+        bounds.insert(key.to_owned(), value);
+    };
+    put("underflow_to_zero", pair(|o| o.underflow_to_zero));
+    put("subnormal", pair(|o| o.subnormal));
+    put("normal", pair(|o| o.normal));
+    put("overflow_to_infinity", pair(|o| o.overflow_to_infinity));
+    if let Some(shares) = shares {
+        let share = |(low, high): (f64, f64)| json!([low, high]);
+        put("zero_in", pair(|o| o.zero_in));
+        put("underflow_fraction", share(shares.underflow));
+        put("overflow_fraction", share(shares.overflow));
+        put("underflow_l1_fraction", share(shares.l1));
+        put("underflow_l2_fraction", share(shares.l2));
+    }
+    Value::Object(bounds)
+}
+
 /// One group of `gradscale.analyze/1`.
 pub fn group(group: &Group) -> Value {
+    if let Some(bounded) = &group.bounded {
+        let (low, high) = bounded.zeros();
+        return json!({
+            "run": group.run,
+            "tensor": group.tensor,
+            "step": group.step,
+            "elements": bounded.elements,
+            // The least: no element is called a zero that may be none.
+            "zeros": low,
+            "zeros_at_most": high,
+            "inf": bounded.inf,
+            "nan": bounded.nan,
+            "amax": bounded.largest().map(f64::from),
+            "smallest_nonzero": null,
+            "captured_in": null,
+            "rates": group.rates.iter().map(rate).collect::<Vec<_>>(),
+        });
+    }
     let sketch = &group.sketch;
     json!({
         "run": group.run,
@@ -86,17 +167,8 @@ fn rate(rate: &Rate) -> Value {
     if let Some(why) = rate.why_not_exact {
         put("why_not_exact", json!(why.as_str()));
     }
-    if let Some((low, high)) = rate.bounds {
-        let pair = |of: fn(&Outcomes) -> u64| json!([of(&low), of(&high)]);
-        put(
-            "bounds",
-            json!({
-                "underflow_to_zero": pair(|o| o.underflow_to_zero),
-                "subnormal": pair(|o| o.subnormal),
-                "normal": pair(|o| o.normal),
-                "overflow_to_infinity": pair(|o| o.overflow_to_infinity),
-            }),
-        );
+    if let Some((low, high)) = &rate.bounds {
+        put("bounds", bounds(low, high, rate.shares));
     }
     if let Some(errors) = rate.errors {
         put("mean_relative_error", json!(errors.mean_relative_error));

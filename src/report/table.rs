@@ -1,7 +1,7 @@
 //! Results as tables for a terminal, at most 100 columns wide.
 
 use super::text::{self, fraction, share, short_count, shortened};
-use crate::analysis::{Analysis, Group};
+use crate::analysis::{Analysis, Bounded, Group};
 use crate::float::FP16_OVERFLOW;
 use crate::scaling::{
     Answer, Basis, Measure, Recommendation, Row, Simulated, Swept, SweptKey, percent,
@@ -24,10 +24,15 @@ pub fn warnings(warnings: &[Warning]) -> String {
 /// The scales of a table: a few of those analyzed, so that the lines fit.
 fn columns(group: &Group) -> Vec<usize> {
     let all: Vec<usize> = (0..group.rates.len()).collect();
-    if all.len() <= 6 {
+    if all.len() <= if group.bounded.is_some() { 3 } else { 6 } {
         return all;
     }
-    let wanted = [1.0, 256.0, 4096.0, 65536.0, 1_048_576.0, 16_777_216.0];
+    // Intervals are wide: three of them fit.
+    let wanted: &[f64] = if group.bounded.is_some() {
+        &[1.0, 65536.0, 1_048_576.0]
+    } else {
+        &[1.0, 256.0, 4096.0, 65536.0, 1_048_576.0, 16_777_216.0]
+    };
     let found: Vec<usize> = wanted
         .iter()
         .filter_map(|w| {
@@ -70,8 +75,14 @@ pub fn analysis(analysis: &Analysis) -> String {
         && groups.iter().any(|g| g.tensor.is_some())
     {
         let badness = |g: &Group| {
-            let outcomes = &g.rates[judged].outcomes;
-            (outcomes.overflow_fraction(), outcomes.underflow_fraction())
+            let rate = &g.rates[judged];
+            match rate.shares {
+                Some(shares) => (shares.overflow.1, shares.underflow.1),
+                None => (
+                    rate.outcomes.overflow_fraction(),
+                    rate.outcomes.underflow_fraction(),
+                ),
+            }
         };
         groups.sort_by(|a, b| {
             badness(b)
@@ -98,6 +109,14 @@ pub fn analysis(analysis: &Analysis) -> String {
                 (None, Some(step)) => format!("step {step}"),
                 (None, None) => "all".to_owned(),
             };
+            if let Some(bounded) = &group.bounded {
+                let name = if analysis.inputs.len() > 1 {
+                    format!("{}: {name}", group.run)
+                } else {
+                    name
+                };
+                return bounded_row(name, bounded, group, &columns);
+            }
             let headroom = match sketch.amax() {
                 Some(amax) if amax > 0.0 => format!("2^{:.1}", (FP16_OVERFLOW / amax).log2()),
                 _ => "-".to_owned(),
@@ -128,6 +147,9 @@ pub fn analysis(analysis: &Analysis) -> String {
         .collect();
     out.push('\n');
     out.push_str(&text::table(&headings, &rows));
+    if groups.iter().any(|group| group.bounded.is_some()) {
+        out.push_str("\na..b: histograms leave open where between them the share or count lies; zeros are of all elements.");
+    }
     let counted = analysis.backend.map_or(String::new(), |backend| {
         format!("Counted by {}.\n", backend.name())
     });
@@ -136,6 +158,46 @@ pub fn analysis(analysis: &Analysis) -> String {
         analysis.format.name
     ));
     out
+}
+
+/// amax of histograms: a number where it is known, else what it can be at most.
+pub fn bounded_amax(bounded: &Bounded) -> String {
+    match bounded.amax {
+        None => "-".to_owned(),
+        Some((least, most)) => {
+            let known = most - least <= most / 1024.0;
+            let shown = text::significant(most.into(), 3);
+            if known { shown } else { format!("≤{shown}") }
+        }
+    }
+}
+
+/// A row of intervals.
+fn bounded_row(name: String, bounded: &Bounded, group: &Group, columns: &[usize]) -> Vec<String> {
+    let headroom = match bounded.largest() {
+        Some(amax) if amax > 0.0 => format!("2^{:.1}", (FP16_OVERFLOW / amax).log2()),
+        _ => "-".to_owned(),
+    };
+    let (low, high) = bounded.zeros();
+    let whole = bounded.elements.max(1) as f64;
+    let mut row = vec![
+        shortened(&name, 24),
+        short_count(bounded.elements),
+        text::interval(low as f64 / whole, high as f64 / whole),
+        bounded_amax(bounded),
+        headroom,
+    ];
+    row.extend(columns.iter().map(|&c| {
+        let rate = &group.rates[c];
+        let (low, high) = rate.bounds.unwrap_or((rate.outcomes, rate.outcomes));
+        let shares = rate.shares.map_or((0.0, 1.0), |shares| shares.underflow);
+        match (low.overflow_to_infinity, high.overflow_to_infinity) {
+            (0, 0) => text::interval(shares.0, shares.1),
+            (a, b) if a == b => format!("inf {}", short_count(a)),
+            (a, b) => format!("inf {}..{}", short_count(a), short_count(b)),
+        }
+    }));
+    row
 }
 
 /// A table of policies over a run.

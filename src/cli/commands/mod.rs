@@ -17,7 +17,7 @@ use super::terminal::Bar;
 use super::{CliError, DONE, values};
 use crate::builtin;
 use crate::gradients::{self, DumpScale, StepPattern};
-use crate::input::{Input, NamedTrace};
+use crate::input::{Input, InputError, NamedTrace};
 use crate::kernel::Backend;
 use crate::report::table;
 use crate::scaling::policy::PolicySpec;
@@ -191,6 +191,17 @@ fn choosing_for(args: &ChoosingArgs, options: &Options, trace: &NamedTrace) -> O
         policy: own.unwrap_or_else(|| options.policy.clone()),
         ..options.clone()
     }
+}
+
+/// Refuses histograms where counts are needed.
+fn only_counts(doing: &'static str, trace: &NamedTrace) -> Result<(), InputError> {
+    if trace.histograms.is_empty() {
+        return Ok(());
+    }
+    Err(InputError::OnlyBounds {
+        doing,
+        path: PathBuf::from(&trace.label),
+    })
 }
 
 /// Prints one JSON document.

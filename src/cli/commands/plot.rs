@@ -1,12 +1,13 @@
 //! `gradscale plot`.
 
 use super::{Reading, built_in, choosing, choosing_for};
+use crate::analysis::HistogramSummary;
 use crate::atomic;
 use crate::cli::args::{PlotArgs, PlotKind, ThemeArg};
 use crate::cli::{CliError, DONE, values};
 use crate::input::NamedTrace;
 use crate::plot::{Draw, DrawError, History, Size, Theme, png, svg};
-use crate::report::figures::{Figures, Subject};
+use crate::report::figures::{self, Figures, Subject};
 use crate::scaling::policy::PolicySpec;
 use std::path::Path;
 
@@ -66,9 +67,11 @@ pub fn run(args: &PlotArgs) -> Result<u8, CliError> {
     let options = choosing_for(&args.choosing, &options, &trace);
     let run = reading.run_of(&trace);
     reading.warn(&run.warnings);
+    let histograms = HistogramSummary::of(&trace.trace, &trace.histograms, &figures::scales());
     let subject = Subject {
         label: &trace.label,
         trace: &trace.trace,
+        histograms: histograms.as_ref(),
         run: &run,
         real: real.as_ref(),
     };
@@ -88,11 +91,14 @@ pub fn run(args: &PlotArgs) -> Result<u8, CliError> {
         expected,
     };
     match args.kind {
-        PlotKind::Rates => out.write(
-            &figures
-                .rates
-                .ok_or_else(|| missing("rates", "sketches of gradients"))?,
-        ),
+        PlotKind::Rates => match figures.bands {
+            Some(bands) => out.write(&bands),
+            None => out.write(
+                &figures
+                    .rates
+                    .ok_or_else(|| missing("rates", "sketches or histograms of gradients"))?,
+            ),
+        },
         PlotKind::Binades => out.write(
             &figures
                 .binades
