@@ -215,10 +215,12 @@ def test_a_run_that_was_broken_off_goes_on_where_it_stopped(tmp_path, monkeypatc
     monkeypatch.setattr(distributed, "_by_python", lambda path: read.append(path) or real(path))
     by_hand(again)
     assert len(read) == len(todo.tasks) - 4
-    # A file that changed is another input.
+    # A file that changed is another input, though it has the same name and size.
+    changed = Path(todo.tasks[0].path)
     time.sleep(0.01)
-    save_file({"w": torch.ones(3)}, todo.tasks[0].path)
-    assert plan(dumps, tmp_path / "more").tasks[0].part.split("/")[-1] != todo.tasks[0].part.split("/")[-1]
+    changed.write_bytes(changed.read_bytes()[:-1] + b"x")
+    before, after = todo.tasks[0].part, plan(dumps, tmp_path / "more").tasks[0].part
+    assert Path(before).name != Path(after).name
 
 
 def test_errors_come_back_from_a_worker_and_leave_no_trace(tmp_path, cluster):
@@ -232,6 +234,33 @@ def test_errors_come_back_from_a_worker_and_leave_no_trace(tmp_path, cluster):
     assert list((tmp_path / "out.parts").glob("*.tmp")) == []
     bad.unlink()
     assert len(read_trace(sketch(dumps, tmp_path / "out", cluster, program=""))) == 1
+
+
+@needs_program
+def test_a_task_that_fails_once_is_tried_again(tmp_path, cluster):
+    dumps = write_dumps(tmp_path / "dumps", steps=1, ranks=1)
+    program = tmp_path / "moody"
+    program.write_text(f"#!/bin/sh\nif mkdir {tmp_path}/failed 2>/dev/null; then echo busy >&2; exit 1; fi\nexec {os.environ['GRADSCALE_BIN']} \"$@\"\n")
+    program.chmod(0o755)
+    out = sketch(dumps, tmp_path / "out", cluster, program=str(program), run_id="run")
+    assert (tmp_path / "failed").exists()
+    assert contents(out) == contents(by_hand(plan(dumps, tmp_path / "one")))
+
+
+def test_a_disk_that_fills_up_while_merging_leaves_no_trace(tmp_path, monkeypatch):
+    todo = plan(write_dumps(tmp_path / "dumps", steps=1), tmp_path / "out")
+    for task in todo.tasks:
+        sketch_one(task, "")
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(distributed, "write_chunk", full)
+        with pytest.raises(OSError, match="No space"):
+            merge(todo)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["dumps", "out.parts"]
+    assert len(read_trace(merge(todo))) == 1, "the parts are still there"
 
 
 def test_every_error_survives_a_pickle():
@@ -280,10 +309,12 @@ def test_a_pickle_that_would_run_code_is_not_run(tmp_path):
     assert not (tmp_path / "ran").exists()
     # An array of objects is a pickle as well.
     np.save(tmp_path / "step_2.npy", np.array([Evil()], dtype=object), allow_pickle=True)
-    (task,) = plan(tmp_path / "step_2.npy", tmp_path / "out").tasks
-    with pytest.raises(DumpError, match="step_2.npy"):
-        sketch_one(task, "")
-    assert not (tmp_path / "ran").exists()
+    np.savez(tmp_path / "step_3.npz", evil=np.array([Evil()], dtype=object))
+    for name in ("step_2.npy", "step_3.npz"):
+        (task,) = plan(tmp_path / name, tmp_path / "out").tasks
+        with pytest.raises(DumpError, match=name):
+            sketch_one(task, "")
+        assert not (tmp_path / "ran").exists()
 
 
 def test_a_local_cluster_is_the_default(tmp_path, monkeypatch):

@@ -255,7 +255,7 @@ impl Builder {
             self.warnings.push(Warning::new(
                 Kind::TensorsLeftOut,
                 format!(
-                    "{} without \"grad\" in their name left out in {shown}, such as {example:?}",
+                    "{} left out in {shown} that no name says are gradients, such as {example:?}",
                     tags(*n)
                 ),
                 "they are taken for something else than gradients, and count nowhere",

@@ -199,7 +199,7 @@ impl State {
             else {
                 return Err(("packedBins without all of its numbers".to_owned(), BINS));
             };
-            if count != counts.len() as f64 || !(size >= 0.0) {
+            if count != counts.len() as f64 || size.is_nan() || size < 0.0 {
                 return Err((
                     format!(
                         "packedBins of {count} bins of {size} beside {} counts",

@@ -95,8 +95,7 @@ impl Histogram {
     /// # Errors
     /// For edges that are NaN or out of order, and more than 2^63 elements.
     pub fn add(&mut self, low: f64, high: f64, count: u64) -> Result<(), BinError> {
-        // Written so that NaN is refused as well.
-        if !(low <= high) {
+        if low.is_nan() || high.is_nan() || low > high {
             return Err(BinError::Edges);
         }
         if count == 0 {

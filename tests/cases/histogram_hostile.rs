@@ -19,7 +19,7 @@ fn masked(bytes: &[u8]) -> u32 {
         }
     }
     crc = !crc;
-    (crc >> 15 | crc << 17).wrapping_add(0xA282_EAD8)
+    crc.rotate_right(15).wrapping_add(0xA282_EAD8)
 }
 
 fn record(data: &[u8]) -> Vec<u8> {
