@@ -102,6 +102,7 @@ impl Run {
                 kind: "built-in",
                 trace,
                 warnings,
+                diagnosis: None,
             },
             real,
             about,
