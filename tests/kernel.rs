@@ -285,7 +285,11 @@ fn halves_count_as_the_floats_that_they_are() {
     // More of one pattern than 16 bits can count.
     let one = vec![0xBE00; 140_000];
     let two: Vec<u16> = (0..140_000).map(|i| [0x3E00, 0xBE00][i % 2]).collect();
+    let with_zeros: Vec<u16> = (0..300_000)
+        .map(|i| if i % 8 == 0 { 0x8000 } else { 0xBE00 })
+        .collect();
     for bits in [
+        &with_zeros,
         &all[..],
         &all[..1000],
         &all[0x7000..0x7C80],

@@ -427,6 +427,8 @@ __device__ inline void settle(u64 *patterns, u32 word, u32 pattern, u32 old, u32
 extern "C" __global__ void __launch_bounds__(PATTERN_THREADS, 1)
     gradscale_patterns(const unsigned short *data, u64 elements, u64 *patterns, u32 first, u32 window) {
   u32 negative_zeros = 0;
+  // The nonzero ones among the magnitudes of this pass.
+  const u32 lowest = first ? first : 1, span = first + window - lowest;
   for (u32 i = threadIdx.x; i < window; i += blockDim.x) shared[i] = 0;
   __syncthreads();
   const u32 tile = PATTERN_THREADS * PATTERN_BATCH;
@@ -440,55 +442,51 @@ extern "C" __global__ void __launch_bounds__(PATTERN_THREADS, 1)
     for (int k = 0; k < 4; k++) next[k] = load_16_bytes(vector + (u64)blockIdx.x * (tile / 8) + k * PATTERN_THREADS);
   }
   for (u64 i = blockIdx.x; i < tiles; i += gridDim.x) {
-    u32 words[PATTERN_BATCH / 2];
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
-      words[4 * k] = next[k].x;
-      words[4 * k + 1] = next[k].y;
-      words[4 * k + 2] = next[k].z;
-      words[4 * k + 3] = next[k].w;
-    }
-    // The next tile is on its way while this one is counted and the barrier waited for.
-    if (i + gridDim.x < tiles) {
+    for (int part = 0; part < 4; part++) {
+      const u32 words[4] = {next[part].x, next[part].y, next[part].z, next[part].w};
+      // The same part of the next tile is on its way while the others are counted and the barrier is waited for.
+      if (i + gridDim.x < tiles) next[part] = load_16_bytes(vector + (i + gridDim.x) * (tile / 8) + part * PATTERN_THREADS);
+      u32 pattern[8], beyond = 0;
 #pragma unroll
-      for (int k = 0; k < 4; k++) next[k] = load_16_bytes(vector + (i + gridDim.x) * (tile / 8) + k * PATTERN_THREADS);
-    }
-    bool same = (words[0] & 0xFFFFu) == words[0] >> 16;
-#pragma unroll
-    for (int k = 1; k < PATTERN_BATCH / 2; k++) same = same && words[k] == words[0];
-    if (same) {
-      u32 pattern = words[0] & 0xFFFFu, magnitude = pattern & 0x7FFFu;
-      if (magnitude - first < window && magnitude) {
-        u32 old = atomicAdd(shared + magnitude - first, (u32)PATTERN_BATCH << (pattern >> 15) * 16);
-        settle(patterns, magnitude - first, pattern, old, PATTERN_BATCH);
-      } else if (pattern == 0x8000u) {
-        negative_zeros += PATTERN_BATCH;
+      for (int k = 0; k < 8; k++) {
+        pattern[k] = k & 1 ? words[k / 2] >> 16 : words[k / 2] & 0xFFFFu;
+        beyond = larger(beyond, (pattern[k] & 0x7FFFu) - lowest);
       }
-    } else {
-#pragma unroll
-      for (int part = 0; part < 4; part++) {
-        u32 old[8], reached = 0;
+      if (words[0] == words[1] && words[0] == words[2] && words[0] == words[3] && pattern[0] == pattern[1]) {
+        // All threads of a warp may meet in one word, so it is touched once a part.
+        u32 magnitude = pattern[0] & 0x7FFFu;
+        if (beyond < span) {
+          u32 before = atomicAdd(shared + magnitude - first, 8u << (pattern[0] >> 15) * 16);
+          settle(patterns, magnitude - first, pattern[0], before, 8);
+        } else if (pattern[0] == 0x8000u) {
+          negative_zeros += 8;
+        }
+        continue;
+      }
+      if (beyond >= span) {
 #pragma unroll
         for (int k = 0; k < 8; k++) {
-          u32 pattern = k & 1 ? words[4 * part + k / 2] >> 16 : words[4 * part + k / 2] & 0xFFFFu;
-          u32 magnitude = pattern & 0x7FFFu, one = 1 + (pattern >> 15) * 0xFFFFu;
-          old[k] = 0;
-          if (magnitude - first < window && magnitude) {
-            old[k] = atomicAdd(shared + magnitude - first, one);
-            reached |= old[k] + one;
-          } else if (pattern == 0x8000u) {
+          u32 magnitude = pattern[k] & 0x7FFFu;
+          if (magnitude - lowest < span) {
+            u32 before = atomicAdd(shared + magnitude - first, 1 + (pattern[k] >> 15) * 0xFFFFu);
+            settle(patterns, magnitude - first, pattern[k], before, 1);
+          } else if (pattern[k] == 0x8000u) {
             negative_zeros += 1;
           }
         }
-        // Rare, as most counters are seen below MOST.
-        if (reached & (MOST | MOST << 16)) {
+        continue;
+      }
+      // All of them count here: nothing waits for an answer between the additions.
+      u32 old[8], reached = 0;
 #pragma unroll
-          for (int k = 0; k < 8; k++) {
-            u32 pattern = k & 1 ? words[4 * part + k / 2] >> 16 : words[4 * part + k / 2] & 0xFFFFu;
-            u32 magnitude = pattern & 0x7FFFu;
-            if (magnitude - first < window && magnitude) settle(patterns, magnitude - first, pattern, old[k], 1);
-          }
-        }
+      for (int k = 0; k < 8; k++) old[k] = atomicAdd(shared + (pattern[k] & 0x7FFFu) - first, 1 + (pattern[k] >> 15) * 0xFFFFu);
+#pragma unroll
+      for (int k = 0; k < 8; k++) reached |= old[k] + 1 + (pattern[k] >> 15) * 0xFFFFu;
+      // Rare, as most counters are seen below MOST.
+      if (reached & (MOST | MOST << 16)) {
+#pragma unroll
+        for (int k = 0; k < 8; k++) settle(patterns, (pattern[k] & 0x7FFFu) - first, pattern[k], old[k], 1);
       }
     }
     __syncthreads();
@@ -499,7 +497,7 @@ extern "C" __global__ void __launch_bounds__(PATTERN_THREADS, 1)
     u64 i = begin + threadIdx.x;
     if (i < rest) {
       u32 pattern = data[i < head ? i : i + tiles * tile], magnitude = pattern & 0x7FFFu;
-      if (magnitude - first < window && magnitude) {
+      if (magnitude - lowest < span) {
         u32 old = atomicAdd(shared + magnitude - first, 1 + (pattern >> 15) * 0xFFFFu);
         settle(patterns, magnitude - first, pattern, old, 1);
       } else if (pattern == 0x8000u) {

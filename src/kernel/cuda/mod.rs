@@ -4,8 +4,9 @@
 //!
 //! `kernels.cu` is the source. `kernels.ptx` beside it is what NVRTC 12.0 makes of it for the oldest GPU meant, compute
 //! capability 7.0: the driver translates it for the GPU that it finds. So users need a driver (525 or newer) and nothing of the
-//! CUDA toolkit; a container without libnvrtc is fine. The whole check compiles the source again and compares the bytes, and
-//! compiles it for newer GPUs with newer compilers too.
+//! CUDA toolkit; a container without libnvrtc is fine. The recorder carries a copy of it. `tests/nvrtc.py`, part of the whole check,
+//! compiles the source again and compares the bytes, and compiles it for newer GPUs with newer compilers too; with `--write` it
+//! writes both copies anew. `tests/cuda_shim` runs the source on the host.
 //!
 //! # The kernels
 //!
@@ -32,7 +33,7 @@
 //!
 //! *16-bit floats* are counted by pattern in 128 kB of shared memory: positive and negative ones in the two halves of
 //! a word, emptied when a half reaches 32,768. Where a GPU gives a block less, it takes several passes over the data. One atomic
-//! addition an element.
+//! addition an element; 70 % of 4.8 TB/s leaves 4.4 clocks for the 32 of a warp, which meet in about 3.5 a bank.
 //!
 //! *Replay.* An element's interval is found through a table of its upper 16 bits; count, Σ significand and Σ significand² are
 //! integers, in several copies of the table, lane by lane, as few intervals are hit by many. Errors are summed in the order of
