@@ -172,10 +172,17 @@ def claim_14(options):
         row["scale_fell_in_update"] = scaler.get_scale() < before
         rows.append(row)
     out["steps"] = rows
-    model = nn.Linear(2, 1)
-    scaler = torch.amp.GradScaler("cpu", init_scale=65536.0)
-    scaler.scale((model(torch.ones(1, 2)) * 1e36).sum()).backward()
-    out["explain"] = package.explain(model, scaler).cause
+    task = _digits(0, "cpu", "sgd")
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**22)
+    batch = task.batch()
+
+    def backward():
+        with torch.autocast("cpu", torch.float16):
+            loss = task.loss(batch)
+        scaler.scale(loss).backward()
+
+    backward()
+    out["explain"] = package.explain(task.model, scaler, probe=backward).cause
     return out
 
 

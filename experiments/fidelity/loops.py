@@ -22,9 +22,9 @@ class Loop:
     `static_scale` keeps the scale and still skips. `observe(step, scale, found_inf, loss)` is called after each step.
     """
 
-    def __init__(self, task, device, growth_interval=NEVER, static_scale=None, probe_every=PROBE_EVERY):
+    def __init__(self, task, device, growth_interval=NEVER, static_scale=None, probe_every=PROBE_EVERY, init_scale=INITIAL_SCALE):
         self.task, self.device, self.static_scale, self.probe_every = task, device, static_scale, probe_every
-        self.scaler = torch.amp.GradScaler(device, init_scale=static_scale or INITIAL_SCALE, growth_interval=growth_interval)
+        self.scaler = torch.amp.GradScaler(device, init_scale=static_scale or init_scale, growth_interval=growth_interval)
         self.parameters = [p for p in task.model.parameters() if p.requires_grad]
         self.skipped, self.unseen_skips = [], 0
         self.flushed, self.rounded = {}, {}  # by step: share of the nonzero elements of the FP32 gradient
@@ -94,14 +94,15 @@ def mean(values):
     return sum(values) / len(values) if values else math.nan
 
 
-def train_fp16(cell, seed, steps, device, growth_interval=NEVER, static_scale=None, nudge=False, trace=None):
+def train_fp16(cell, seed, steps, device, growth_interval=NEVER, static_scale=None, nudge=False, trace=None, init_scale=INITIAL_SCALE):
     """A row of runs.csv. `nudge`: every weight starts at its next float, as near as two different runs can be."""
+    kind = "fp16-nudged" if nudge else "fp16" if init_scale == INITIAL_SCALE else f"fp16-from-{init_scale:g}"
     task = tasks.build(*cell, seed, device)
     if nudge:
         with torch.no_grad():
             for p in task.model.parameters():
                 p.copy_(torch.nextafter(p, torch.full_like(p, math.inf)))
-    loop = Loop(task, device, growth_interval, static_scale)
+    loop = Loop(task, device, growth_interval, static_scale, init_scale=init_scale)
     start = time.perf_counter()
     if trace is None:
         loop.run(steps)
@@ -109,7 +110,7 @@ def train_fp16(cell, seed, steps, device, growth_interval=NEVER, static_scale=No
         with Recorder(task.model, trace, every=50, scaler=loop.scaler) as recorder:
             loop.run(steps, recorder=recorder)
     return {
-        "architecture": cell[0], "data": cell[1], "seed": seed, "kind": "fp16-nudged" if nudge else "fp16",
+        "architecture": cell[0], "data": cell[1], "seed": seed, "kind": kind,
         "growth_interval": "" if static_scale else growth_interval, "static_scale": static_scale or "", "steps": steps,
         "skipped": len(loop.skipped), "unseen_skips": loop.unseen_skips, "last_scale": loop.last_scale, "final_loss": task.evaluate(),
         "flushed": mean(loop.flushed.values()), "rounded": mean(loop.rounded.values()), "lost_update": loop.lost_update(),

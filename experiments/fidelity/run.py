@@ -1,6 +1,6 @@
 """How near does a replay come to real FP16 training, what does its recommendation cost there, and does the lost update matter?
 
-    python experiments/fidelity/run.py [--part runs|causes|losses|all] [--device cpu|cuda] [--out target/fidelity] [--seeds 4] [--steps 1200] [--quick]
+    python experiments/fidelity/run.py [--part runs|low|causes|losses|all] [--device cpu|cuda] [--out target/fidelity] [--seeds 3] [--steps 1200] [--quick]
 
 Needs torch, scikit-learn and the program: on the path, or named by GRADSCALE_BIN. Each finished run is appended to a CSV file in OUT; started
 again, the script goes on where it was, and runs that stand in the files aren't repeated. `summarize.py` makes tables and plots of the files.
@@ -10,6 +10,7 @@ again, the script goes on where it was, and runs that stand in the files aren't 
     causes.csv        every skip of some runs: how near the FP32 gradients of the same weights came to overflow, and what overflowed first
     sampling.csv      predicted lost update from sketches at every 50th step and at every step
     regret.csv        the growth interval that an FP32 run's trace recommends, and what was lost there in real runs
+    regret_from_1.csv the same from scale 1 instead of 65536
     losses.csv        final loss against lost update, over static scales and growth intervals
 
 `--quick` makes a minute's smoke test of it: one seed, 60 steps, two intervals.
@@ -37,8 +38,10 @@ CELLS = (
 )  # fmt: skip
 INTERVALS = (10, 25, 50, 100, 200, 500)
 DEFAULT_INTERVAL = 2000
-NUDGED_SEEDS = 3  # of so many seeds every FP16 run is repeated from a start a rounding error away
 LOSS_SEEDS = 5
+STATIC_LOG2 = (0, 4, 8, 12, 15, 16, 17, 18, 20)
+LOW_CELLS = (("cnn", "digits"), ("cnn", "stripes"))  # also tried from scale 1, where growing late costs something; elsewhere little is flushed
+NUDGED_UP_TO = 100  # the longest interval whose runs are repeated from a start a rounding error away
 LOSS_CELLS = (("cnn", "digits"), ("transformer", "addition"))
 
 RUN_FIELDS = (
@@ -144,7 +147,10 @@ class Study:
         self.predictions = Table(self.out / "predictions.csv", PREDICTION_FIELDS, (*key, "growth_interval", "source"))
         self.causes = Table(self.out / "causes.csv", CAUSE_FIELDS, (*key, "growth_interval"))
         self.sampling = Table(self.out / "sampling.csv", SAMPLING_FIELDS, (*key, "growth_interval"))
-        self.regret = Table(self.out / "regret.csv", REGRET_FIELDS, key)
+        self.regret = {
+            "fp16": Table(self.out / "regret.csv", REGRET_FIELDS, key),
+            "fp16-from-1": Table(self.out / "regret_from_1.csv", REGRET_FIELDS, key),
+        }
         self.losses = Table(self.out / "losses.csv", RUN_FIELDS, (*key, "growth_interval", "static_scale"))
 
     def say(self, *words):
@@ -179,7 +185,8 @@ class Study:
         """The row of that real run."""
         row = self.runs.find(architecture=cell[0], data=cell[1], seed=seed, kind=kind, growth_interval=n)
         if row is None:
-            made = train_fp16(cell, seed, self.steps, self.device, growth_interval=n, nudge=kind != "fp16")
+            options = {"fp16": {}, "fp16-nudged": {"nudge": True}, "fp16-from-1": {"init_scale": 1.0}}[kind]
+            made = train_fp16(cell, seed, self.steps, self.device, growth_interval=n, **options)
             self.say(f"{cell[0]}/{cell[1]} seed {seed} {kind} interval {n}: {made['skipped']} skipped, {made['seconds']} s")
             self.runs.add(made)
             row = self.runs.rows[-1]
@@ -195,8 +202,7 @@ class Study:
         self.predict(cell, seed, "fp16", fp16)
         if len(self.seeds) > 1:
             self.predict(cell, seed, "fp16-other-seed", other)
-        if seed < NUDGED_SEEDS:
-            self.predict_nudged(cell, seed)
+        self.predict_nudged(cell, seed)
         self.recommend(cell, seed, fp32)
         if seed == 0:
             self.sample(cell, seed, fp32)
@@ -210,7 +216,7 @@ class Study:
     def predict_nudged(self, cell, seed):
         """One real run as the prediction of another that starts a rounding error away."""
         for n in self.intervals:
-            if not self.predictions.has(self.key(cell, seed, growth_interval=n, source="nudged")):
+            if n <= NUDGED_UP_TO and not self.predictions.has(self.key(cell, seed, growth_interval=n, source="nudged")):
                 run = self.real(cell, seed, n, "fp16-nudged")
                 scales, last = trajectory(n, self.steps, map(int, run["skipped_steps"].split()))
                 self.compare(cell, seed, n, "nudged", int(run["skipped"]), scales, last, float(run["lost_update"]))
@@ -232,16 +238,18 @@ class Study:
     def key(self, cell, seed, **more):
         return {"architecture": cell[0], "data": cell[1], "seed": seed, **more}
 
-    def recommend(self, cell, seed, trace):
+    def recommend(self, cell, seed, trace, kind="fp16"):
         """What the FP32 trace recommends, run for real, against the best of the real runs."""
-        if self.regret.has(self.key(cell, seed)) or self.steps < 100:
+        table = self.regret[kind]
+        if table.has(self.key(cell, seed)) or self.steps < 100:
             return
-        answer = json.loads(gradscale("recommend", trace, "--exclude", "*:grad_*", "--json", "--quiet"))
+        options = ("--init-scale", 1) if kind == "fp16-from-1" else ()
+        answer = json.loads(gradscale("recommend", trace, "--exclude", "*:grad_*", *options, "--json", "--quiet"))
         n = answer["growth_interval"] or DEFAULT_INTERVAL
-        lost = {i: float(self.real(cell, seed, i)["lost_update"]) for i in {*self.intervals, DEFAULT_INTERVAL, n}}
+        lost = {i: float(self.real(cell, seed, i, kind)["lost_update"]) for i in sorted({*self.intervals, DEFAULT_INTERVAL, n})}
         best = min(lost, key=lambda i: (lost[i], i))
         interval = answer["interval"] or {"low": "", "high": ""}
-        self.regret.add(
+        table.add(
             self.key(
                 cell, seed, recommended=n, low=interval["low"], high=interval["high"] or "", lost_recommended=lost[n],
                 lost_default=lost[DEFAULT_INTERVAL], best=best, lost_best=lost[best], predicted_lost=answer["lost_update"]["recommended"],
@@ -268,6 +276,12 @@ class Study:
             for cell in CELLS[1::2] if self.quick else CELLS:
                 self.cell(cell, seed)
 
+    def run_low(self):
+        """The recommendation where the scale starts at 1 and has far to climb."""
+        for seed in self.seeds:
+            for cell in LOW_CELLS:
+                self.recommend(cell, seed, self.fp32(cell, seed), "fp16-from-1")
+
     def run_causes(self):
         """What overflowed in each skipped step, and would FP32 gradients have said so?"""
         n = 10
@@ -281,7 +295,7 @@ class Study:
 
     def run_losses(self):
         """Final loss at static scales and at growth intervals."""
-        settings = [{"static_scale": 2.0**k} for k in range(0, 22, 3)] + [{"growth_interval": n} for n in (*self.intervals, DEFAULT_INTERVAL)]
+        settings = [{"static_scale": 2.0**k} for k in STATIC_LOG2] + [{"growth_interval": n} for n in (*self.intervals, DEFAULT_INTERVAL)]
         for seed in range(1 if self.quick else LOSS_SEEDS):
             for cell in LOSS_CELLS[:1] if self.quick else LOSS_CELLS:
                 for setting in settings:
@@ -299,10 +313,10 @@ class Study:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--part", choices=["runs", "causes", "losses", "all"], default="all")
+    parser.add_argument("--part", choices=["runs", "low", "causes", "losses", "all"], default="all")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--out", type=Path, default=HERE.parents[1] / "target" / "fidelity")
-    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--quick", action="store_true", help="a smoke test of a minute")
     arguments = parser.parse_args()
@@ -315,6 +329,8 @@ def main():
     study = Study(arguments)
     if arguments.part in ("runs", "all"):
         study.run_all()
+    if arguments.part in ("low", "all"):
+        study.run_low()
     if arguments.part in ("causes", "all"):
         study.run_causes()
     if arguments.part in ("losses", "all"):
