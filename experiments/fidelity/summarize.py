@@ -139,6 +139,22 @@ def every_run(predictions):
     return table(head, lines)
 
 
+def lost_table(predictions):
+    """The lost update predicted from the FP32 run's trace, against that of the real run."""
+    lines = []
+    for architecture in (*ARCHITECTURES, "all"):
+        rows = [r for r in predictions if architecture in (r["architecture"], "all") and r["source"] == "fp32" and r["predicted_lost_update"]]
+        apart = [float(r["predicted_lost_update"]) - float(r["real_lost_update"]) for r in rows]
+        if rows:
+            lines.append(
+                [
+                    NAMES.get(architecture, "all"), str(len(rows)), percent(mean(float(r["real_lost_update"]) for r in rows)),
+                    percent(mean(map(abs, apart))), percent(mean(apart)), percent(max(map(abs, apart))),
+                ]
+            )  # fmt: skip
+    return table(["architecture", "runs", "real, mean", "mean absolute error", "bias", "worst"], lines)
+
+
 def regret_table(regret):
     lines = []
     for architecture in (*ARCHITECTURES, "all"):
@@ -295,33 +311,34 @@ def plot_counts(predictions):
     return picture.svg()
 
 
-def plot_regret(runs, regret):
+def plot_regret(runs, regret, low):
     """What every real run lost, against its interval; the recommended one marked."""
     picture = Picture(
-        960, 430, "Lost update in the real FP16 runs: it falls with the interval, and the recommended one lies at the bottom",
-        ["Lines: real FP16 runs of one seed and data set; diamonds: the run at the interval that the FP32 run's trace recommends.",
-         "Zero has a place of its own. Made by experiments/fidelity/summarize.py."],
+        960, 430, "Lost update of real FP16 runs at each interval: the recommended ones lie at the bottom, or near it",
+        ["A line joins the real runs of one seed and data set; a diamond is the run at the interval that the FP32 run's trace recommends. The last panel",
+         "starts from scale 1, where growing late costs something. Zero has a place of its own. Made by experiments/fidelity/summarize.py."],
     )  # fmt: skip
-    picture.legend(76, 54, [("line", FAINT, "real runs of one seed"), ("dot", BLUE, "a real run"), ("diamond", GREEN, "at the recommended interval")])
-    for i, architecture in enumerate(ARCHITECTURES):
-        x = Scale(8, 3000, 70 + 300 * i, 330 + 300 * i, log=True)
+    picture.legend(76, 54, [("dot", BLUE, "a real run"), ("line", FAINT, "of one seed and data set"), ("diamond", GREEN, "at the recommended interval")])
+    panels = [(a, "fp16", regret, NAMES[a]) for a in ARCHITECTURES] + [("cnn", "fp16-from-1", low, "convolutional, from 1")]
+    for i, (architecture, kind, answers, title) in enumerate(panels):
+        x = Scale(7, 4000, 70 + 225 * i, 262 + 225 * i, log=True)
         y = Scale(2e-4, 0.15, 340, 95, log=True, zero=2.6e-4)
         ticks = [(n, str(n)) for n in (10, 50, 200, 500, 2000)]
-        levels = [(0, "0"), (1e-3, "0.1 %"), (1e-2, "1 %"), (1e-1, "10 %")]
-        picture.panel(x, y, NAMES[architecture], ticks, levels, "growth interval", "lost update" if i == 0 else None)
-        groups = defaultdict(list)
+        levels = [(0, "0"), (1e-3, "0.1 %"), (1e-2, "1 %"), (1e-1, "10 %")] if i == 0 else [(v, "") for v in (0, 1e-3, 1e-2, 1e-1)]
+        picture.panel(x, y, title, ticks, levels, "growth interval", "lost update" if i == 0 else None)
+        groups = defaultdict(set)
         for r in runs:
-            if r["architecture"] == architecture and r["kind"] == "fp16":
-                groups[r["data"], r["seed"]].append((int(r["growth_interval"]), float(r["lost_update"])))
-        for points in groups.values():
-            points.sort()
+            if r["architecture"] == architecture and r["kind"] == kind:
+                groups[r["data"], r["seed"]].add((int(r["growth_interval"]), float(r["lost_update"])))
+        for points in map(sorted, groups.values()):
             picture.line([(x(n), y(j if j > 3e-4 else 0)) for n, j in points], GRID, 1.2)
+        for points in map(sorted, groups.values()):
             for n, j in points:
-                picture.mark(x(n), y(j if j > 3e-4 else 0), "dot", BLUE, 3, 0.5)
-        for r in regret:
+                picture.mark(x(n), y(j if j > 3e-4 else 0), "dot", BLUE, 2.8, 0.5)
+        for r in answers:
             if r["architecture"] == architecture:
                 j = float(r["lost_recommended"])
-                picture.mark(x(int(r["recommended"])), y(j if j > 3e-4 else 0), "diamond", GREEN, 5, 0.75)
+                picture.mark(x(int(r["recommended"])), y(j if j > 3e-4 else 0), "diamond", GREEN, 4.5, 0.75)
     return picture.svg()
 
 
@@ -367,8 +384,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--results", type=Path, default=HERE / "results")
     folder = parser.parse_args().results
-    runs, predictions, regret, causes, sampling, losses = (
-        read(folder / f"{name}.csv") for name in ("runs", "predictions", "regret", "causes", "sampling", "losses")
+    runs, predictions, regret, low, causes, sampling, losses = (
+        read(folder / f"{name}.csv") for name in ("runs", "predictions", "regret", "regret_from_1", "causes", "sampling", "losses")
     )
     parts = ["# Fidelity: every run", "", f"Written by `summarize.py` from {len(runs)} training runs; `README.md` beside this folder says what they mean."]
     for title, rows, make in (
@@ -377,7 +394,10 @@ def main():
         ("What overflowed in the skipped steps of real runs at interval 10", causes, causes_table),
         ("Predicted lost update: sketches at every 50th step against every step", sampling, sampling_table),
         ("Regret of the recommended interval", regret, regret_table),
+        ("Regret of the recommended interval, from scale 1", low, regret_table),
         ("Regret, every run", regret, every_regret),
+        ("Regret, every run, from scale 1", low, every_regret),
+        ("Predicted and real lost update", predictions, lost_table),
         ("Final loss at static scales and growth intervals", losses, losses_table),
         ("Skips, every run", predictions, every_run),
     ):
@@ -386,7 +406,7 @@ def main():
     for name, rows, draw in (
         ("errors", predictions, lambda: plot_errors(predictions)),
         ("counts", predictions, lambda: plot_counts(predictions)),
-        ("regret", regret, lambda: plot_regret(runs, regret)),
+        ("regret", regret, lambda: plot_regret(runs, regret, low)),
         ("losses", losses, lambda: plot_losses(losses)),
     ):
         if rows:
