@@ -233,7 +233,7 @@ def _room(amax):
 
 def claim_16(options):
     """Growth interval 100 against 2000 over five seeds."""
-    steps, seeds = (150, 1) if options.quick else (5000, 5)
+    steps, seeds = (150, 1) if options.quick else (4000, 5)
     rows = []
     for cell in (("cnn", "digits"), ("rnn", "counting")):
         for seed in range(seeds):

@@ -199,7 +199,9 @@ class Study:
             self.real(cell, seed, n)
         other = self.fp16(cell, (seed + 1) % len(self.seeds))
         self.predict(cell, seed, "fp32", fp32, ("--exclude", "*:grad_*"))
-        self.predict(cell, seed, "fp32-activations", fp32)
+        self.predict(cell, seed, "fp32-activations", fp32, ("--exclude", "*.probabilities:*"))
+        if cell[0] == "transformer":
+            self.predict(cell, seed, "fp32-attention", fp32)
         self.predict(cell, seed, "fp16", fp16)
         if len(self.seeds) > 1:
             self.predict(cell, seed, "fp16-other-seed", other)

@@ -22,6 +22,7 @@ NAMES = {"transformer": "transformer", "cnn": "convolutional", "rnn": "recurrent
 SOURCES = {
     "fp32": "FP32 run, parameters",
     "fp32-activations": "FP32 run, parameters and activations",
+    "fp32-attention": "the same and the gradient inside attention",
     "fp16": "FP16 run at interval 500",
     "fp16-other-seed": "FP16 run at interval 500, another seed",
     "nudged": "a second real run, a rounding error away",
@@ -134,7 +135,7 @@ def every_run(predictions):
             f"{100 * float(fp32['same_scale']):.0f} %" if fp32 else "–",
         ]
         lines.append(cells)
-    head = ["architecture", "data", "seed", "interval", "real", "FP32", "FP32 + activations", "FP16", "FP16, other seed", "second real run",
+    head = ["architecture", "data", "seed", "interval", "real", "FP32", "FP32 + activations", "FP32 + attention", "FP16", "FP16, other seed", "second real run",
             "real last scale", "FP32: last scale", "FP32: same scale"]  # fmt: skip
     return table(head, lines)
 
