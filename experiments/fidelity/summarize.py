@@ -26,6 +26,7 @@ SOURCES = {
     "fp16": "FP16 run at interval 500",
     "fp16-other-seed": "FP16 run at interval 500, another seed",
     "nudged": "a second real run, a rounding error away",
+    "fp32-repeated": "FP32 run, parameters, over just those runs",
     "rule of thumb": "no run: one skip every N + 1 steps",
 }
 
@@ -37,15 +38,23 @@ def read(path):
         return list(csv.DictReader(file))
 
 
-def with_rule_of_thumb(predictions, runs):
-    """And a guess that looks at no gradient, to tell what the replay adds: at the ceiling, every growth is followed by an overflow."""
+def with_comparisons(predictions, runs):
+    """And, to tell what the replay adds, a guess that looks at no gradient (at the ceiling, every growth is followed by an overflow); and the
+    replay over just the runs that were run a second time."""
+    repeated = {key(r) for r in predictions if r["source"] == "nudged"}
     steps = int(runs[0]["steps"]) if runs else 0
     guesses = []
     for r in predictions:
         if r["source"] == "fp32":
             guess = round(steps / (int(r["growth_interval"]) + 1))
             guesses.append({**r, "source": "rule of thumb", "predicted_skipped": str(guess), "predicted_last_scale": ""})
+            if key(r) in repeated:
+                guesses.append({**r, "source": "fp32-repeated"})
     return [*predictions, *guesses]
+
+
+def key(row):
+    return row["architecture"], row["data"], row["seed"], row["growth_interval"]
 
 
 def mean(values):
@@ -125,7 +134,7 @@ def every_run(predictions):
     for (architecture, data, seed, n), sources in sorted(by.items(), key=lambda i: (ARCHITECTURES.index(i[0][0]), *i[0][1:])):
         real = next(iter(sources.values()))
         cells = [NAMES[architecture], data, str(seed), str(n), real["real_skipped"]]
-        for source in list(SOURCES)[:-1]:
+        for source in list(SOURCES)[:-2]:
             r = sources.get(source)
             cells.append(r["predicted_skipped"] if r else "–")
         fp32 = sources.get("fp32")
@@ -390,7 +399,7 @@ def main():
     )
     parts = ["# Fidelity: every run", "", f"Written by `summarize.py` from {len(runs)} training runs; `README.md` beside this folder says what they mean."]
     for title, rows, make in (
-        ("Error of the predicted skips", with_rule_of_thumb(predictions, runs), errors),
+        ("Error of the predicted skips", with_comparisons(predictions, runs), errors),
         ("By growth interval", predictions, by_interval),
         ("What overflowed in the skipped steps of real runs at interval 10", causes, causes_table),
         ("Predicted lost update: sketches at every 50th step against every step", sampling, sampling_table),
