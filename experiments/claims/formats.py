@@ -109,12 +109,14 @@ def claim_4(options):
                 expected = (plain.double() * scale).float()
                 there = expected != 0
                 finite = torch.isfinite(scaled)
+                error = float((scaled - expected)[finite].norm() / expected[finite].norm()) if bool(finite.any()) else None
                 off = ((scaled - expected).abs() / expected.abs())[there & finite]
                 rows[name] = {
                     "elements": len(plain),
                     "equal": int((scaled == expected).sum()),
                     "zero_before_and_not_after": int((~there & (scaled != 0)).sum()),
                     "not_finite": int((~finite).sum()),
+                    "relative_error_l2": error,
                     "median_relative_difference": float(off.median()) if len(off) else None,
                     "largest_relative_difference": float(off.max()) if len(off) else None,
                 }

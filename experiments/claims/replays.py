@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import sys
 import tempfile
 from collections import defaultdict
@@ -46,7 +47,7 @@ def claim_9(options):
     # The same fifteen steps for everyone: start 64, interval 3.
     overflows = [0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0]
     rows = [(i, "inf" if f else 1e-12) for i, f in enumerate(overflows)]
-    names = [line.split()[0] for line in gradscale("policies").splitlines()[1:] if line and not line.startswith(" ")]
+    names = re.findall(r"^([a-z][a-z0-9-]*)  +\S", "\n".join(gradscale("policies").splitlines()[1:]), re.M)
     same, others, no_interval = [], {}, []
     torch_scales = None
     for name in names:

@@ -139,6 +139,7 @@ class Watched:
 
     def __init__(self, model):
         self.seen = {}
+        self.convolutions = {}  # by name of the weight: module, input, gradient of the output
         self.handles = []
         for name, module in model.named_modules():
             if next(module.children(), None) is None:
@@ -147,10 +148,24 @@ class Watched:
 
     def _forward(self, name):
         def hook(module, inputs, output):
-            if output.requires_grad:
-                output.register_hook(lambda gradient: self._see(f"{name}:grad_output", gradient))
+            if not output.requires_grad:
+                return
+            output.register_hook(lambda gradient: self._see(f"{name}:grad_output", gradient))
+            if isinstance(module, torch.nn.Conv2d):
+                output.register_hook(lambda g: self.convolutions.update({f"{name}.weight": (module, inputs[0].detach(), g.detach())}))
 
         return hook
+
+    def summed_in_fp32(self, name):
+        """Headroom of a convolution's weight gradient, computed anew in FP32 from the very inputs it had; None for other tensors."""
+        if name not in self.convolutions:
+            return None
+        module, x, gradient = self.convolutions[name]
+        if not bool(torch.isfinite(gradient).all()):
+            return None
+        x = x.to(gradient.dtype).float()
+        sums = torch.nn.grad.conv2d_weight(x, module.weight.shape, gradient.float(), module.stride, module.padding, module.dilation, module.groups)
+        return math.log2(65520 / float(sums.abs().max()))
 
     def _see(self, name, gradient):
         largest = float(gradient.detach().abs().max())
@@ -159,7 +174,7 @@ class Watched:
         self.seen[name] = max(self.seen.get(name, 0.0), largest)
 
     def clear(self):
-        self.seen = {}
+        self.seen, self.convolutions = {}, {}
 
     def close(self):
         for handle in self.handles:
@@ -177,12 +192,13 @@ def causes(cell, seed, steps, device, growth_interval):
         first = next((name for name, amax in watched.seen.items() if math.isinf(amax)), None)
         if first is None:
             first = next(name for name, p in watched.parameters if not bool(torch.isfinite(p.grad).all()))
+        again = watched.summed_in_fp32(first)
         watched.clear()
         gradients = loop.fp32_gradients(batch)
         parameters, activations = max(float(g.abs().max()) for g in gradients), max(watched.seen.values())
         rows.append(
             {
-                "step": step, "scale_log2": math.log2(scale), "first": first,
+                "step": step, "scale_log2": math.log2(scale), "first": first, "summed_in_fp32_headroom": "" if again is None else again,
                 "parameters_headroom": math.log2(65520 / (parameters * scale)),
                 "activations_headroom": math.log2(65520 / (activations * scale)),
             }

@@ -55,6 +55,7 @@ PREDICTION_FIELDS = (
 )  # fmt: skip
 CAUSE_FIELDS = (
     "architecture", "data", "seed", "growth_interval", "step", "scale_log2", "parameters_headroom", "activations_headroom", "first",
+    "summed_in_fp32_headroom",
 )  # fmt: skip
 SAMPLING_FIELDS = ("architecture", "data", "seed", "growth_interval", "every_50", "every_1")
 REGRET_FIELDS = (

@@ -206,14 +206,16 @@ def causes_table(causes):
             seen = [float(r["parameters_headroom"]) <= 0 for r in rows]
             by_activation = [float(r["activations_headroom"]) <= 0 for r in rows]
             near = [0 < float(r["parameters_headroom"]) < 0.5 for r in rows]
+            inside = [r["summed_in_fp32_headroom"] != "" and float(r["summed_in_fp32_headroom"]) > 0 for r in rows]
             parameter = [not r["first"].endswith(":grad_output") for r in rows]
             lines.append(
                 [
                     NAMES[architecture], data, str(len(rows)), str(sum(seen)), str(sum(not s and a for s, a in zip(seen, by_activation))),
+                    str(sum(not s and not a and i for s, a, i in zip(seen, by_activation, inside))), str(sum(not s and not a and not i for s, a, i in zip(seen, by_activation, inside))),
                     str(sum(near)), f"{max(float(r['parameters_headroom']) for r in rows):.2f}", str(sum(parameter)),
                 ]
             )  # fmt: skip
-    head = ["architecture", "data", "skips", "FP32 parameter gradients overflow too", "only FP32 activation gradients do",
+    head = ["architecture", "data", "skips", "FP32 parameter gradients overflow too", "only FP32 activation gradients do", "only sums inside an FP16 convolution do", "none of these",
             "FP32 parameter gradients within half a binade below", "most headroom, binades", "first overflow in a parameter's gradient"]  # fmt: skip
     return table(head, lines)
 
