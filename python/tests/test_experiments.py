@@ -83,12 +83,12 @@ def test_lost_update_counts_skips_whole_and_the_nearest_probe_elsewhere(fidelity
 def test_what_the_probe_counts_is_flushed(fidelity):
     loops, _, _ = fidelity
     task = loops.tasks.build("cnn", "digits")
-    tiny = loops.Loop(task, "cpu", static_scale=2.0**-14, probe_every=1)
+    tiny = loops.Loop(task, "cpu", static_scale=2.0**-20, probe_every=1)
     tiny.run(1)
     ample = loops.Loop(loops.tasks.build("cnn", "digits"), "cpu", static_scale=2.0**12, probe_every=1)
     ample.run(1)
     assert tiny.flushed[0] > 0.2 and tiny.rounded[0] > 0.2 and ample.flushed[0] < 0.01
-    assert tiny.last_scale == 2.0**-14
+    assert tiny.last_scale == 2.0**-20
 
 
 def test_a_table_forgets_a_torn_row_and_knows_its_keys(fidelity, tmp_path):
