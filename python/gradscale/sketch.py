@@ -304,6 +304,28 @@ def device_row(values: "torch.Tensor") -> "torch.Tensor":
     return torch.cat([head, counts, sums])
 
 
+def joined_rows(one: "torch.Tensor", other: "torch.Tensor") -> "torch.Tensor":
+    """The row of both rows' elements together, on their device. Waits for nothing."""
+    import torch
+
+    tables = []
+    for row in (one, other):
+        table = row[_HEAD:]
+        if len(table) == BIN_COUNT:  # count and sum share a word
+            table = torch.cat([table >> _COUNT_SHIFT, table & ((1 << _COUNT_SHIFT) - 1)])
+        tables.append(table)
+    head = torch.cat(
+        [
+            one[:_AMAX] + other[:_AMAX],
+            torch.maximum(one[_AMAX], other[_AMAX]).reshape(1),
+            torch.minimum(one[_SMALLEST], other[_SMALLEST]).reshape(1),
+            (one[_OR] | other[_OR]).reshape(1),
+            torch.minimum(one[_LOWEST], other[_LOWEST]).reshape(1),
+        ]
+    )
+    return torch.cat([head, tables[0] + tables[1]])
+
+
 def _sketch_block(block: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor]":
     import torch
 
