@@ -253,7 +253,11 @@ impl RunReport {
         if let Some(figure) = &figures.binades {
             drawn.push(("binades", svg(figure, size, theme)?));
         }
-        if let Some(figure) = figures.headroom.as_ref().filter(|_| self.run.recorded > 1) {
+        if let Some(figure) = figures
+            .headroom
+            .as_ref()
+            .filter(|_| self.histograms.is_none() || self.run.recorded > 1)
+        {
             drawn.push(("headroom", svg(figure, size, theme)?));
         }
         if replayed {
