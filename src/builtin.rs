@@ -103,6 +103,7 @@ impl Run {
                 trace,
                 histograms: Vec::new(),
                 warnings,
+                diagnosis: None,
             },
             real,
             about,

@@ -3,7 +3,7 @@
 use crate::gradients::{self, Dump, DumpFile, GradientsError};
 use crate::histograms::{self, HistogramError, HistogramRun, Placed};
 use crate::kernel::{Backend, Nothing, Pool, read_files, read_tensor};
-use crate::scaling::diagnose::{self, DiagnoseError, Log};
+use crate::scaling::diagnose::{self, DiagnoseError, Diagnosis, Log};
 use crate::tally::series::{self, SeriesError};
 use crate::tally::store::{self, TraceError};
 use crate::tally::{Sample, Sketch, Step, TensorInfo, Trace, nonfinite};
@@ -44,6 +44,22 @@ pub struct NamedTrace {
     pub histograms: Vec<Placed>,
     /// What was noticed while reading.
     pub warnings: Vec<Warning>,
+    /// What a log comes to, beside its history. The trace is empty where the log does not tell it.
+    pub diagnosis: Option<Box<Diagnosis>>,
+}
+
+impl NamedTrace {
+    /// # Errors
+    /// When this is a log that does not tell its steps and scales, so that nothing can be replayed over it.
+    pub fn with_history(self) -> Result<NamedTrace, InputError> {
+        match &self.diagnosis {
+            Some(diagnosis) if self.trace.steps.is_empty() => Err(InputError::NoHistory {
+                path: PathBuf::from(&self.label),
+                found: format!("{} ({})", diagnosis.verdict().as_str(), diagnosis.why),
+            }),
+            _ => Ok(self),
+        }
+    }
 }
 
 /// One run.
@@ -175,6 +191,7 @@ impl Input {
                 trace,
                 histograms: Vec::new(),
                 warnings,
+                diagnosis: None,
             })));
         }
         if histograms::is_histograms(path) {
@@ -332,6 +349,7 @@ impl Input {
                     trace,
                     histograms: Vec::new(),
                     warnings: Vec::new(),
+                    diagnosis: None,
                 };
                 Ok(traces.into_iter().map(named).collect())
             }
@@ -355,6 +373,7 @@ impl Input {
                     trace: whole,
                     histograms: Vec::new(),
                     warnings,
+                    diagnosis: None,
                 }])
             }
         }
@@ -385,6 +404,7 @@ fn open_histograms(
         trace: run.trace,
         histograms: run.histograms,
         warnings: run.warnings,
+        diagnosis: None,
     };
     let runs = histograms::read(path, reading, skip_bad)?;
     Ok(runs.into_iter().map(named).collect())
@@ -398,24 +418,20 @@ fn open_log(path: &Path) -> Result<Input, InputError> {
         source,
     })?;
     let diagnosis = Log::read(file, &label)?.diagnose();
-    let verdict = diagnosis.verdict().as_str();
-    let trace = diagnosis.to_trace().ok_or_else(|| InputError::NoHistory {
-        path: path.to_owned(),
-        found: format!("{verdict} ({})", diagnosis.why),
-    })?;
     let mut warnings = vec![Warning::new(
         Kind::Diagnosis,
-        format!("the log shows {verdict}"),
+        format!("the log shows {}", diagnosis.verdict().as_str()),
         diagnosis.why.trim_end_matches('.'),
         diagnosis.advice.join("; "),
     )];
-    warnings.extend(diagnosis.warnings);
+    warnings.extend(diagnosis.warnings.iter().cloned());
     Ok(Input::Trace(Box::new(NamedTrace {
         label,
         kind: "log",
-        trace,
+        trace: diagnosis.to_trace().unwrap_or_default(),
         histograms: Vec::new(),
         warnings,
+        diagnosis: Some(Box::new(diagnosis)),
     })))
 }
 

@@ -10,7 +10,8 @@ Because everything is taken during backward, `Recorder.step` may stand anywhere 
 after clipping, after ``scaler.update()``. Values are recorded as backward made them, that is multiplied by the loss scale.
 
 Caveats. With gradient accumulation the hook sees the growing sum once a micro-batch; the last call before ``step()`` gives amax
-and sketch, while inf and NaN bits of all calls count. Parameters that are first given to the model later are not seen.
+and sketch, while inf and NaN bits of all calls count. Of a module that is called several times in a step, amax and sketch are of all its calls'
+activation gradients together. Parameters that are first given to the model later are not seen.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ except ImportError as error:
 
 import numpy as np
 
+from ._cuda import kernels_for
 from ._ranks import Reducer, any_rank, counts_here, from_rank_0, rank_and_world, reduction_of, union_of_columns, warn_of_failed_probe
 from ._writer import Column, Row, Writer, plain_facts
-from .sketch import Sketch, dense_values, device_row, element_count
+from .sketch import Sketch, dense_values, element_count, joined_rows, row_of, stored_values
 
 __all__ = ["Recorder"]
 
@@ -102,10 +104,11 @@ class _Pending:
             self.bits[column] = bits_so_far = 0
         if _reads_at_once(tensor):
             amax, bits = _cpu_amax(tensor)
-            if bits:
-                self.bits[column] = bits_so_far | bits
             if largest and column in self.amax:
                 amax = max(amax, self.amax[column])
+                self.bits[column] = _bits_of_both(bits_so_far, bits)
+            elif bits:
+                self.bits[column] = bits_so_far | bits
             self.amax[column] = amax
             return
         if largest:
@@ -115,13 +118,16 @@ class _Pending:
         else:
             self.waiting.append((column, *_device_amax(tensor)))
 
-    def sketch(self, column: int, tensor: "torch.Tensor") -> None:
-        """Sketches a gradient; the last call of a step counts."""
-        values = dense_values(tensor)
-        row = device_row(values)
-        if column in self.rows and column not in self.first:
-            self.first[column] = self.rows[column][0]
-        self.rows[column] = (row, element_count(tensor) - values.numel())
+    def sketch(self, column: int, tensor: "torch.Tensor", together: bool = False) -> None:
+        """Sketches a gradient; the last call of a step counts, or with ``together`` the elements of all calls."""
+        row, absent = row_of(tensor)
+        if column in self.rows:
+            before, absent_before = self.rows[column]
+            if together:
+                row, absent = joined_rows(before, row), absent_before + absent
+            elif column not in self.first:
+                self.first[column] = before
+        self.rows[column] = (row, absent)
 
 
 def _reads_at_once(tensor: "torch.Tensor") -> bool:
@@ -147,6 +153,9 @@ def _cpu_amax(tensor: "torch.Tensor") -> Tuple[float, int]:
 
 
 def _device_amax(tensor: "torch.Tensor") -> "Tuple[torch.Tensor, torch.Tensor, torch.Tensor]":
+    kernels = kernels_for(tensor.device)
+    if kernels is not None:
+        return kernels.extremes(stored_values(tensor))
     values = dense_values(tensor)
     order = torch.tensor(_ORDER, dtype=torch.int32)
     low, high = torch.aminmax(torch.add(order, values.view(torch.int32), alpha=2))
@@ -160,6 +169,11 @@ def _amax_of(low: int, high: int, is_nan: bool) -> Tuple[float, int]:
         return 0.0, bits | 4
     code = np.array([(high - _ORDER) // 2], np.uint32)
     return float(code.view(np.float32)[0]), bits
+
+
+def _bits_of_both(one: int, other: int) -> int:
+    """The bits of two tensors' elements together: no element is finite only where none is in either."""
+    return (one | other) & 3 | one & other & 4
 
 
 def _order_of(amax: float, bits: int) -> Tuple[int, int, int]:
@@ -318,7 +332,8 @@ class Recorder:
         pending.see(column, tensor, largest=True)
         if pending.sketching and gradient:
             columns[column].shape, columns[column].elements = list(tensor.shape), element_count(tensor)
-            pending.sketch(column, tensor)
+            # Of all calls, as amax is: a recurrent cell's module is called once a time step.
+            pending.sketch(column, tensor, together=True)
 
     def _watch_modules(self, activations: Optional[Sequence[str]], forward: bool) -> None:
         globs = ["*"] if activations is None else list(activations)
@@ -615,10 +630,12 @@ def _read_amax(readback: _Readback, pending: _Pending) -> None:
             table = host.reshape(3, len(columns))
             for j, column in enumerate(columns):
                 amax, bits = _amax_of(int(table[0, j]), int(table[1, j]), bool(table[2, j]))
-                if column in pending.largest:
-                    amax = max(amax, pending.amax.get(column, 0.0))
+                if column in pending.largest and column in pending.amax:
+                    amax = max(amax, pending.amax[column])
+                    pending.bits[column] = _bits_of_both(pending.bits[column], bits)
+                else:
+                    pending.bits[column] |= bits
                 pending.amax[column] = amax
-                pending.bits[column] |= bits
 
         low = torch.stack([e[1] for e in entries])
         high = torch.stack([e[2] for e in entries])

@@ -726,7 +726,7 @@ def test_activation_gradients_of_chosen_modules(tmp_path, path):
     assert chunk.sketches().sketches[0][at] == reference_sketch(codes_of(seen["hidden"]))
 
 
-def test_a_module_that_is_called_twice_keeps_the_larger_amax(tmp_path, path):
+def test_a_module_that_is_called_twice_keeps_amax_and_sketch_of_both_calls(tmp_path, path):
     model = nn.Linear(2, 2)
     with Recorder(model, tmp_path, activations=["*"], forward=True) as recorder:
         for factor in (5.0, 3.0):
@@ -735,7 +735,22 @@ def test_a_module_that_is_called_twice_keeps_the_larger_amax(tmp_path, path):
     chunk = read_trace(tmp_path)[0]
     at = chunk.names.index(":grad_output.0")
     assert chunk["amax"][0, at] == 5.0
-    assert chunk.sketches().sketches[0][at].to_rows() == [((1 + 149) * 22 + 9, 2, 0)]  # the last call's: 3, twice
+    # 5, twice, and 3, twice. The sketch of the last call alone contradicted amax, and the program refused the trace.
+    sketch = chunk.sketches().sketches[0][at]
+    assert sketch.to_rows() == [((1 + 149) * 22 + 9, 2, 0), ((2 + 149) * 22 + 5, 2, 0)] and sketch.amax == 5.0
+
+
+@pytest.mark.parametrize("order", [(INF, 3.0), (3.0, INF)])
+def test_a_call_without_a_finite_element_leaves_the_other_calls_finite(tmp_path, path, order):
+    model = nn.Linear(2, 2)
+    with Recorder(model, tmp_path, activations=["*"]) as recorder:
+        for factor in order:
+            (factor * model(torch.ones(1, 2))).sum().backward()
+        recorder.step()
+    chunk = read_trace(tmp_path)[0]
+    at = chunk.names.index(":grad_output.0")
+    sketch = chunk.sketches().sketches[0][at]
+    assert chunk["nonfinite"][0, at] == sketch.nonfinite == 1 and chunk["amax"][0, at] == sketch.amax == 3.0
 
 
 def test_forward_amax_has_no_sketch_and_is_off_without_gradients(tmp_path, path):

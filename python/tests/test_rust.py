@@ -253,3 +253,18 @@ def test_the_programs_own_trace_of_a_trace_is_the_same(recorded, tmp_path):
         mine, its = ([s for c in chunks for s in c.sketches(part).sketches] for chunks in (ours, theirs))
         assert mine == its
     assert [t["produced_in"] for t in ours[-1].metadata["tensors"]] == [t["produced_in"] for t in theirs[-1].metadata["tensors"]]
+
+
+def test_activations_of_a_module_called_many_times_are_read(tmp_path):
+    # Its sketch once was of the last call, its amax of all: a trace that contradicts itself.
+    torch.manual_seed(0)
+    cell, head = nn.Linear(4, 4), nn.Linear(4, 2)
+    model = nn.ModuleDict({"cell": cell, "head": head})
+    with Recorder(model, tmp_path, every=2, activations=["*"]) as recorder:
+        for _ in range(4):
+            h = torch.randn(3, 4)
+            for _ in range(5):
+                h = torch.tanh(cell(h))
+            (1e-3 * head(h)).sum().backward()
+            recorder.step()
+    assert run_json("simulate", tmp_path, "--policy", "pytorch")["runs"][0]["skipped"] == 0

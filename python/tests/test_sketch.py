@@ -136,6 +136,17 @@ def test_merge_is_the_sketch_of_both_in_any_order():
     assert d.merge(b.merge(c.merge(a))) == whole
 
 
+@pytest.mark.parametrize("block", [1 << 21, 500])
+def test_joined_rows_are_the_row_of_both(block, monkeypatch):
+    codes = np.random.default_rng(7).integers(0, 1 << 32, 3000, dtype=np.uint32)
+    codes[:9], codes[-9:] = 0, 1
+    whole = sketch(from_codes(codes))
+    monkeypatch.setattr(module, "_BLOCK", block)  # 500: counts and sums apart in the longer of the two
+    rows = [module.device_row(from_codes(part)) for part in np.split(codes, [300])]
+    assert module.Sketch.from_row(module.joined_rows(*rows).numpy()) == whole
+    assert module.Sketch.from_row(module.joined_rows(*rows[::-1]).numpy()) == whole
+
+
 def test_counts_add_up():
     s = sketch(from_codes(np.random.default_rng(6).integers(0, 1 << 32, 10_000, dtype=np.uint32)))
     assert s.zeros + s.inf_positive + s.inf_negative + s.nan + s.finite_nonzero == s.elements == 10_000

@@ -5,6 +5,7 @@ use super::{escape, table, text};
 use crate::analysis::{HistogramSummary, TensorSummary};
 use crate::float::exp2;
 use crate::plot::Figure;
+use crate::scaling::diagnose::Diagnosis;
 use crate::scaling::{Answer, Recommendation, percent};
 use std::fmt::Write;
 
@@ -66,27 +67,37 @@ fn section(html: &mut String, run: &RunReport, figures: &[(&'static str, Figure)
         escape(&run.label),
         escape(&run.summary())
     );
-    let (headline, mood) = match answer {
-        Some(answer) => (
-            answer.headline(),
-            match answer.verdict {
-                Answer::KeepDefault => "good",
-                _ => "bad",
-            },
-        ),
-        // The first sentence is the headline, the rest stands under it.
-        None => (run.cannot_tell().unwrap_or_default(), "bad"),
-    };
-    let (headline, rest) = match headline.split_once(": ") {
-        Some((head, rest)) if answer.is_none() && run.histograms.is_some() => {
-            (format!("{head}."), rest.to_owned())
+    let good = answer.is_some_and(|answer| answer.verdict == Answer::KeepDefault);
+    match &run.diagnosis {
+        None => {
+            let mood = if good { "good" } else { "bad" };
+            // The first sentence is the headline, the rest stands under it.
+            let headline = run.headline();
+            let (headline, rest) = match headline.split_once(": ") {
+                Some((head, rest)) if run.only_bounds() => (format!("{head}."), rest.to_owned()),
+                _ => (headline, String::new()),
+            };
+            let _ = writeln!(html, "<h2 class=\"{mood}\">{}</h2>", escape(&headline));
+            if let Some(first) = rest.chars().next() {
+                let rest = format!("{}{}", first.to_uppercase(), &rest[first.len_utf8()..]);
+                let _ = writeln!(html, "<p>{}</p>", escape(&rest));
+            }
         }
-        _ => (headline, String::new()),
-    };
-    let _ = writeln!(html, "<h2 class=\"{mood}\">{}</h2>", escape(&headline));
-    if let Some(first) = rest.chars().next() {
-        let rest = format!("{}{}", first.to_uppercase(), &rest[first.len_utf8()..]);
-        let _ = writeln!(html, "<p>{}</p>", escape(&rest));
+        Some(diagnosis) => {
+            diagnosed(html, diagnosis);
+            if let Some((name, figure)) = figures.first().filter(|(name, _)| *name == "history") {
+                drawing(html, name, figure);
+            }
+            if run.run.is_empty() {
+                warnings(html, run);
+                html.push_str("</section>\n");
+                return;
+            }
+            html.push_str("<h3>Another growth interval?</h3>\n");
+            if let Some(answer) = answer {
+                let _ = writeln!(html, "<p><b>{}</b></p>", escape(&answer.headline()));
+            }
+        }
     }
     if let Some(answer) = answer {
         let as_good = answer.as_good().map_or(String::new(), |line| line + " ");
@@ -180,13 +191,8 @@ fn section(html: &mut String, run: &RunReport, figures: &[(&'static str, Figure)
         html.push_str("<h3>Settings to copy</h3>\n");
         settings(html, answer);
     }
-    for (name, figure) in figures {
-        let _ = writeln!(
-            html,
-            "<figure id=\"{name}\">{}<figcaption>{}</figcaption></figure>",
-            inline(&figure.svg),
-            escape(&figure.caption)
-        );
+    for (name, figure) in figures.iter().filter(|(name, _)| *name != "history") {
+        drawing(html, name, figure);
     }
     if !run.tensors.is_empty() {
         tensors(html, run);
@@ -199,6 +205,81 @@ fn section(html: &mut String, run: &RunReport, figures: &[(&'static str, Figure)
         replays(html, run);
     }
     html.push_str("<h3>How this was computed</h3>\n<p>Each gradient is multiplied by the loss scale in f32 and rounded to FP16 (to nearest, ties to even); what is counted is the rounded result. Magnitudes up to 2^-25 become zero, those from 65520 infinity. Policies are replayed with the exact rules of their frameworks. Lost update is the mean over the steps of 1 where the step was skipped, else the share of nonzero elements flushed to zero at that step's scale, taken from the nearest sampled step.</p>\n</section>\n");
+}
+
+fn drawing(html: &mut String, name: &str, figure: &Figure) {
+    let _ = writeln!(
+        html,
+        "<figure id=\"{name}\">{}<figcaption>{}</figcaption></figure>",
+        inline(&figure.svg),
+        escape(&figure.caption)
+    );
+}
+
+/// What a log comes to: the verdict, why, and what to do.
+fn diagnosed(html: &mut String, diagnosis: &Diagnosis) {
+    let mood = if diagnosis.is_bad_news() {
+        "bad"
+    } else {
+        "good"
+    };
+    let _ = writeln!(
+        html,
+        "<h2 class=\"{mood}\">{}</h2>\n<dl><dt>Why</dt><dd>{}</dd>",
+        escape(&diagnosis.headline()),
+        escape(&diagnosis.why)
+    );
+    for (n, advice) in diagnosis.advice.iter().enumerate() {
+        let name = if n == 0 { "Do" } else { "" };
+        let _ = writeln!(html, "<dt>{name}</dt><dd>{}</dd>", escape(advice));
+    }
+    let _ = writeln!(
+        html,
+        "<dt>The log</dt><dd>{} ({}), {} lines; verdict <code>{}</code></dd>",
+        escape(diagnosis.format),
+        escape(diagnosis.framework),
+        text::count(diagnosis.lines),
+        diagnosis.verdict().as_str()
+    );
+    if let Some(interval) = diagnosis.growth_interval {
+        let how = if interval.said {
+            "stated in the log"
+        } else {
+            "from the distances between changes"
+        };
+        let _ = writeln!(
+            html,
+            "<dt>Growth interval</dt><dd>{} ({how})</dd>",
+            text::count(interval.steps)
+        );
+    }
+    if let Some(fit) = &diagnosis.fit {
+        let _ = writeln!(
+            html,
+            "<dt>Policy</dt><dd>these lines fit <code>{}</code> at {} of {} events</dd>",
+            escape(&fit.policy),
+            text::count(fit.agreed),
+            text::count(fit.events)
+        );
+    }
+    for (n, other) in diagnosis.what_if.iter().enumerate() {
+        let bounds = if other.skipped_low == other.skipped_high {
+            text::count(other.skipped_low)
+        } else {
+            format!(
+                "{} to {}",
+                text::count(other.skipped_low),
+                text::count(other.skipped_high)
+            )
+        };
+        let name = if n == 0 { "What if" } else { "" };
+        let _ = writeln!(
+            html,
+            "<dt>{name}</dt><dd><code>{}</code> would have skipped {bounds}</dd>",
+            escape(&other.policy)
+        );
+    }
+    html.push_str("</dl>\n");
 }
 
 /// PyTorch's lines in sight, the other frameworks' one click away.

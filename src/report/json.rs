@@ -1,7 +1,7 @@
 //! Results as JSON: stable keys, counts as integers, `null` for what is not known, `"inf"` for an infinite scale.
 
 use crate::analysis::{Analysis, Group, HistogramSummary, Rate, Shares};
-use crate::scaling::{Bounds, Candidate, Recommendation, Run, Simulated};
+use crate::scaling::{Bounds, Candidate, Recommendation, Row, Run, Simulated, Swept};
 use crate::tally::{Lost, Outcomes, Spread};
 use crate::warning::Warning;
 use serde_json::{Map, Value, json};
@@ -276,8 +276,57 @@ pub fn recommendation(answer: &Recommendation, run: &Run) -> Value {
             "planted": "8 overflows in a row in every 10000 steps",
             "lost_update": {"recommended": recommended, "default": default},
         })),
+        "phases": answer.phases.iter().map(|phase| json!({
+            "from": phase.from,
+            "to": phase.to,
+            "drift_log2_per_1000_steps": phase.drift,
+            "growth_interval": phase.best,
+            "as_good": phase.as_good,
+            "lost_update": {"best": phase.lost_update.0, "default": phase.lost_update.1},
+        })).collect::<Vec<_>>(),
+        "horizon": answer.horizon.as_ref().map(|horizon| json!({
+            "steps": horizon.steps,
+            "extrapolated": true,
+            "resamplings": horizon.resamplings,
+            "block_length": horizon.block_length,
+            "intervals": horizon.intervals.iter().map(|at| json!({
+                "growth_interval": at.growth_interval,
+                "lost_update": at.lost_update.0,
+                "low": at.lost_update.1,
+                "high": at.lost_update.2,
+                "skipped": {"mean": at.skipped.0, "low": at.skipped.1, "high": at.skipped.2},
+            })).collect::<Vec<_>>(),
+        })),
         "settings": settings,
         "warnings": warnings(&answer.warnings),
+    })
+}
+
+/// What a sweep comes to, as a part of `gradscale.recommend/1`.
+pub fn swept(swept: &Swept, measure: crate::scaling::Measure) -> Value {
+    json!({
+        "keys": swept.keys,
+        "combinations": swept.rows,
+        "best": swept_row(swept, &swept.best, measure),
+        "own": swept_row(swept, &swept.own, measure),
+        "by_setting": swept.by_setting.iter().map(|row| swept_row(swept, row, measure)).collect::<Vec<_>>(),
+    })
+}
+
+fn swept_row(swept: &Swept, row: &Row, measure: crate::scaling::Measure) -> Value {
+    let settings: Map<String, Value> = swept
+        .keys
+        .iter()
+        .zip(&row.values)
+        .map(|(key, &value)| (key.clone(), json!(value)))
+        .collect();
+    json!({
+        "settings": settings,
+        "skipped": row.cost.skipped,
+        "skipped_low": row.skipped_bounds.0,
+        "skipped_high": row.skipped_bounds.1,
+        "skipped_at_start": row.cost.skipped_at_start,
+        "lost_update": row.cost.lost_update.map(|lost| measure.of(lost)),
     })
 }
 

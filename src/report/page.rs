@@ -7,7 +7,8 @@ use crate::analysis::HistogramSummary;
 use crate::builtin::BuiltIn;
 use crate::float::{FP16, exp2};
 use crate::input::NamedTrace;
-use crate::plot::{DEFAULT_SIZE, DrawError, Figure, Theme, svg};
+use crate::plot::{DEFAULT_SIZE, DrawError, Figure, History, Theme, svg};
+use crate::scaling::diagnose::Diagnosis;
 use crate::scaling::policy::{Defaults, PolicyError};
 use crate::scaling::{
     Answer, FEWEST_STEPS, Options, RecommendError, Run, RunOptions, Segment, Simulated, Timeline,
@@ -70,6 +71,8 @@ pub struct RunReport {
     pub real: Option<Trace>,
     /// What, where and how, for a built-in run.
     pub about: Option<Map<String, Value>>,
+    /// What a log comes to.
+    pub diagnosis: Option<Box<Diagnosis>>,
     /// What to know.
     pub warnings: Vec<Warning>,
 }
@@ -139,8 +142,13 @@ impl RunReport {
             kind,
             trace,
             histograms,
-            warnings,
+            mut warnings,
+            diagnosis,
         } = named;
+        if diagnosis.is_some() {
+            // The page itself begins with it.
+            warnings.retain(|warning| warning.kind != Kind::Diagnosis);
+        }
         let histograms = HistogramSummary::of(&trace, &histograms, &figures::scales());
         // A record that carries its own scales is what really happened.
         let real = real.or_else(|| {
@@ -168,7 +176,7 @@ impl RunReport {
             Some(answer) => answer.warnings.clone(),
             None => run.warnings.clone(),
         };
-        if figures.answer.is_none() {
+        if figures.answer.is_none() && !run.is_empty() {
             warnings.push(Warning::new(
                 Kind::ShortRun,
                 format!("{} recorded, fewer than {FEWEST_STEPS}", text::steps(run.recorded)),
@@ -223,6 +231,7 @@ impl RunReport {
             first_overflow,
             real,
             about,
+            diagnosis,
             warnings,
             run,
         })
@@ -236,6 +245,9 @@ impl RunReport {
         let (size, theme) = (DEFAULT_SIZE, Theme::Screen);
         let figures = &self.figures;
         let mut drawn = Vec::new();
+        if let Some(figure) = self.diagnosis.as_deref().and_then(History::of) {
+            drawn.push(("history", svg(&figure, size, theme)?));
+        }
         if let Some(figure) = &figures.tradeoff {
             drawn.push(("tradeoff", svg(figure, size, theme)?));
         }
@@ -256,7 +268,7 @@ impl RunReport {
         if let Some(figure) = figures
             .headroom
             .as_ref()
-            .filter(|_| self.histograms.is_none() || self.run.recorded > 1)
+            .filter(|_| self.run.recorded > 1 || self.histograms.is_none())
         {
             drawn.push(("headroom", svg(figure, size, theme)?));
         }
@@ -325,9 +337,19 @@ impl RunReport {
                 "first_scale": real.steps.first().and_then(|step| step.loss_scale),
                 "last_scale": real.steps.last().and_then(|step| step.loss_scale),
             })),
+            "diagnosis": self.diagnosis.as_deref().map(super::diagnosis::log),
             "about": self.about,
             "warnings": json::warnings(&self.warnings),
         })
+    }
+
+    /// The first words: what the log comes to, or which interval to set.
+    pub fn headline(&self) -> String {
+        match (&self.diagnosis, &self.figures.answer) {
+            (Some(diagnosis), _) => diagnosis.headline(),
+            (None, Some(answer)) => answer.headline(),
+            (None, None) => self.cannot_tell().unwrap_or_default(),
+        }
     }
 
     /// Whether all there is are bounds of a few steps: histograms, too few for a recommendation.

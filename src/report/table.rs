@@ -3,7 +3,9 @@
 use super::text::{self, fraction, share, short_count, shortened};
 use crate::analysis::{Analysis, Bounded, Group};
 use crate::float::FP16_OVERFLOW;
-use crate::scaling::{Answer, Basis, Recommendation, Simulated, percent};
+use crate::scaling::{
+    Answer, Basis, Measure, Recommendation, Row, Simulated, Swept, SweptKey, percent,
+};
 use crate::warning::Warning;
 
 /// Warnings as lines for stderr, each once.
@@ -325,6 +327,50 @@ pub fn sureness(answer: &Recommendation) -> Vec<String> {
             percent(test.best)
         ));
     }
+    if let Some(horizon) = &answer.horizon {
+        let each: Vec<String> = horizon
+            .intervals
+            .iter()
+            .map(|at| {
+                let (mean, low, high) = at.lost_update;
+                format!(
+                    "{} loses {} ({} to {})",
+                    at.growth_interval,
+                    percent(mean),
+                    percent(low),
+                    percent(high)
+                )
+            })
+            .collect();
+        lines.push(format!(
+            "Over {} steps (extrapolated from {} resamplings): {}.",
+            text::count(horizon.steps),
+            horizon.resamplings,
+            each.join(", ")
+        ));
+    }
+    if !answer.phases.is_empty() {
+        let each: Vec<String> = answer
+            .phases
+            .iter()
+            .map(|phase| {
+                format!(
+                    "steps {} to {}: amax drifts {:+.2} binades per 1000, {} loses least ({}, the default {})",
+                    phase.from,
+                    phase.to,
+                    phase.drift,
+                    phase.best,
+                    percent(phase.lost_update.0),
+                    percent(phase.lost_update.1)
+                )
+            })
+            .collect();
+        let common = match crate::scaling::in_common(&answer.phases).is_empty() {
+            true => "no one interval suits them all",
+            false => "one interval can suit them all",
+        };
+        lines.push(format!("Phases: {}; {common}.", each.join("; ")));
+    }
     if let Some((recommended, default)) = answer.stress {
         lines.push(format!(
             "Stress: with a burst of 8 overflows planted in every 10,000 steps it would lose {}, the default {}.",
@@ -333,6 +379,80 @@ pub fn sureness(answer: &Recommendation) -> Vec<String> {
         ));
     }
     lines
+}
+
+/// A sweep for a terminal: the best row of each combination of the other keys, cheapest first.
+pub fn swept(swept: &Swept, measure: Measure) -> String {
+    let lost = |row: &Row| {
+        row.cost
+            .lost_update
+            .map_or("-".to_owned(), |lost| fraction(measure.of(lost)))
+    };
+    let skipped = |row: &Row| match row.skipped_bounds {
+        (low, high) if low == high => low.to_string(),
+        (low, high) => format!("{low}..{high}"),
+    };
+    let mut headings: Vec<&str> = swept.keys.iter().map(String::as_str).collect();
+    headings.extend(["skipped", "lost update", ""]);
+    let mut rows: Vec<&Row> = swept.by_setting.iter().collect();
+    rows.sort_by(|a, b| a.cost.j(measure).total_cmp(&b.cost.j(measure)));
+    let hidden = rows.len().saturating_sub(MOST_SWEPT);
+    let mut shown: Vec<Vec<String>> = rows
+        .iter()
+        .take(MOST_SWEPT)
+        .map(|row| {
+            let mut cells: Vec<String> = row.values.iter().map(|&v| text::scale(v)).collect();
+            let best = **row == swept.best;
+            cells.extend([
+                skipped(row),
+                lost(row),
+                if best { "best" } else { "" }.to_owned(),
+            ]);
+            cells
+        })
+        .collect();
+    let mut own: Vec<String> = swept.keys.iter().map(|_| "own".to_owned()).collect();
+    own.extend([skipped(&swept.own), lost(&swept.own), String::new()]);
+    shown.push(own);
+    let mut out = format!(
+        "\nSweep: {} combinations; the best of each setting, cheapest first:\n",
+        text::count(swept.rows)
+    );
+    out.push_str(&text::table(&headings, &shown));
+    if hidden > 0 {
+        out.push_str(&format!("… {hidden} more; --csv writes them all\n"));
+    }
+    out
+}
+
+/// Rows of a sweep that a terminal shows.
+const MOST_SWEPT: usize = 30;
+
+/// The heading of a sweep's CSV.
+pub fn swept_heading(keys: &[SweptKey]) -> String {
+    let mut line: String = keys.iter().map(|key| format!("{},", key.name)).collect();
+    line.push_str("skipped,skipped_low,skipped_high,skipped_at_start,growths,last_scale,lost_update_elements,lost_update_l1,lost_update_l2\n");
+    line
+}
+
+/// One row of a sweep's CSV.
+pub fn swept_line(row: &Row) -> String {
+    let mut line: String = row.values.iter().map(|value| format!("{value},")).collect();
+    let cost = &row.cost;
+    line.push_str(&format!(
+        "{},{},{},{},{},{}",
+        cost.skipped,
+        row.skipped_bounds.0,
+        row.skipped_bounds.1,
+        cost.skipped_at_start,
+        cost.growths,
+        cost.last_scale
+    ));
+    match cost.lost_update {
+        Some(lost) => line.push_str(&format!(",{},{},{}\n", lost.elements, lost.l1, lost.l2)),
+        None => line.push_str(",,,\n"),
+    }
+    line
 }
 
 /// The whole recommendation for a terminal.
