@@ -412,6 +412,27 @@ fn the_report_names_what_is_flushed_says_what_is_usable_and_cannot_tell_the_inte
 }
 
 #[test]
+fn a_hostile_name_in_a_histogram_is_escaped_on_the_page() {
+    let folder = tempfile::tempdir().unwrap();
+    let table = folder.path().join("gradients.csv");
+    let rows = "step,param,n,bin_lo,bin_hi,counts\n0,<script>alert(1)</script>,2,-1e-9,1e-9,1 1\n1,<script>alert(1)</script>,2,-1e-9,1e-9,1 1\n";
+    std::fs::write(&table, rows).unwrap();
+    let out = folder.path().join("report");
+    let args = [
+        "report",
+        table.to_str().unwrap(),
+        "-o",
+        out.to_str().unwrap(),
+    ];
+    assert_eq!(run(&args).0, Some(0));
+    for file in ["report.html", "headroom.svg"] {
+        let page = std::fs::read_to_string(out.join(file)).unwrap();
+        assert!(!page.contains("<script>alert"), "{file}");
+        assert!(page.contains("&lt;script&gt;"), "{file}");
+    }
+}
+
+#[test]
 fn analyze_prints_intervals_and_gives_bounds_in_json() {
     let path = data("wandb_speechsep_grad_hist.csv");
     let path = path.to_str().unwrap();
