@@ -1,8 +1,9 @@
-//! What a path on the command line is: a dump, a trace, a series or a built-in run. Each input is one run.
+//! What a path on the command line is: a dump, a trace, a series, a log, histograms or a built-in run. Each input is one run.
 
 use crate::gradients::{self, Dump, DumpFile, GradientsError};
+use crate::histograms::{self, HistogramError, HistogramRun, Placed};
 use crate::kernel::{Backend, Nothing, Pool, read_files, read_tensor};
-use crate::scaling::diagnose::{self, DiagnoseError, Log};
+use crate::scaling::diagnose::{self, DiagnoseError, Diagnosis, Log};
 use crate::tally::series::{self, SeriesError};
 use crate::tally::store::{self, TraceError};
 use crate::tally::{Sample, Sketch, Step, TensorInfo, Trace, nonfinite};
@@ -35,12 +36,30 @@ impl Progress for Silent {
 pub struct NamedTrace {
     /// The path, or the built-in run's name.
     pub label: String,
-    /// The kind's word: `trace`, `series`, `log`, `dump` or `built-in`.
+    /// The kind's word: `trace`, `series`, `log`, `dump`, `histogram` or `built-in`.
     pub kind: &'static str,
     /// The record.
     pub trace: Trace,
+    /// Histograms of its steps, where that is what was logged; then the trace holds no sketches.
+    pub histograms: Vec<Placed>,
     /// What was noticed while reading.
     pub warnings: Vec<Warning>,
+    /// What a log comes to, beside its history. The trace is empty where the log does not tell it.
+    pub diagnosis: Option<Box<Diagnosis>>,
+}
+
+impl NamedTrace {
+    /// # Errors
+    /// When this is a log that does not tell its steps and scales, so that nothing can be replayed over it.
+    pub fn with_history(self) -> Result<NamedTrace, InputError> {
+        match &self.diagnosis {
+            Some(diagnosis) if self.trace.steps.is_empty() => Err(InputError::NoHistory {
+                path: PathBuf::from(&self.label),
+                found: format!("{} ({})", diagnosis.verdict().as_str(), diagnosis.why),
+            }),
+            _ => Ok(self),
+        }
+    }
 }
 
 /// One run.
@@ -57,6 +76,13 @@ pub enum Input {
         /// Its runs.
         traces: Vec<Trace>,
     },
+    /// Histograms or statistics of gradients; one a run of the file or directory.
+    Histograms {
+        /// The file or directory.
+        path: PathBuf,
+        /// Its runs.
+        runs: Vec<NamedTrace>,
+    },
 }
 
 /// Why an input cannot be used.
@@ -72,6 +98,19 @@ pub enum InputError {
     /// A series.
     #[error(transparent)]
     Series(#[from] SeriesError),
+    /// Histograms or statistics.
+    #[error(transparent)]
+    Histograms(#[from] HistogramError),
+    /// Histograms where counts are needed.
+    #[error(
+        "{doing} {path:?}: found histograms, which only bound the counts, expected gradients (a dump or a trace); analyze, report and plot --kind rates take histograms"
+    )]
+    OnlyBounds {
+        /// What was being done.
+        doing: &'static str,
+        /// The file.
+        path: PathBuf,
+    },
     /// Two inputs that cannot be joined.
     #[error("joining {second:?} to {first:?} as ranks: found {found}, expected inputs of one kind")]
     Join {
@@ -150,8 +189,16 @@ impl Input {
                 label,
                 kind: "trace",
                 trace,
+                histograms: Vec::new(),
                 warnings,
+                diagnosis: None,
             })));
+        }
+        if histograms::is_histograms(path) {
+            return Ok(Input::Histograms {
+                path: path.to_owned(),
+                runs: open_histograms(path, reading, skip_bad)?,
+            });
         }
         if !path.is_dir() && series::is_series(path) {
             return Ok(Input::Series {
@@ -198,6 +245,12 @@ impl Input {
                         })?;
                     }
                 }
+                (Input::Histograms { path, .. }, Input::Histograms { .. }) => {
+                    return Err(InputError::OnlyBounds {
+                        doing: "joining as ranks",
+                        path: path.clone(),
+                    });
+                }
                 (a, b) => {
                     let found = format!("a {} beside a {}", a.kind(), b.kind());
                     return Err(InputError::Join {
@@ -220,7 +273,9 @@ impl Input {
                 .collect::<Vec<_>>()
                 .join(" + "),
             Input::Trace(trace) => trace.label.clone(),
-            Input::Series { path, .. } => path.display().to_string(),
+            Input::Series { path, .. } | Input::Histograms { path, .. } => {
+                path.display().to_string()
+            }
         }
     }
 
@@ -230,6 +285,7 @@ impl Input {
             Input::Dump(dumps) => dumps.first().map_or("dump", |dump| dump.kind().name()),
             Input::Trace(trace) => trace.kind,
             Input::Series { .. } => "series",
+            Input::Histograms { .. } => "histogram",
         }
     }
 
@@ -248,6 +304,10 @@ impl Input {
             Input::Series { traces, .. } => Ok(traces
                 .iter()
                 .flat_map(|trace| trace.steps.iter().rev())
+                .find_map(|step| step.loss_scale)),
+            Input::Histograms { runs, .. } => Ok(runs
+                .iter()
+                .flat_map(|run| run.trace.steps.iter().rev())
                 .find_map(|step| step.loss_scale)),
             Input::Dump(dumps) => {
                 let first = dumps
@@ -276,6 +336,7 @@ impl Input {
         let label = self.label();
         match self {
             Input::Trace(trace) => Ok(vec![*trace]),
+            Input::Histograms { runs, .. } => Ok(runs),
             Input::Series { traces, .. } => {
                 let several = traces.len() > 1;
                 let named = |trace: Trace| NamedTrace {
@@ -286,7 +347,9 @@ impl Input {
                     },
                     kind: "series",
                     trace,
+                    histograms: Vec::new(),
                     warnings: Vec::new(),
+                    diagnosis: None,
                 };
                 Ok(traces.into_iter().map(named).collect())
             }
@@ -308,7 +371,9 @@ impl Input {
                     label,
                     kind: "dump",
                     trace: whole,
+                    histograms: Vec::new(),
                     warnings,
+                    diagnosis: None,
                 }])
             }
         }
@@ -323,6 +388,28 @@ struct FileRead {
     trace: Trace,
 }
 
+/// Histograms as traces without sketches, each with its histograms beside it.
+fn open_histograms(
+    path: &Path,
+    reading: &gradients::Options,
+    skip_bad: bool,
+) -> Result<Vec<NamedTrace>, HistogramError> {
+    let named = |run: HistogramRun| NamedTrace {
+        label: if run.name.is_empty() {
+            path.display().to_string()
+        } else {
+            format!("{} {}", path.display(), run.name)
+        },
+        kind: "histogram",
+        trace: run.trace,
+        histograms: run.histograms,
+        warnings: run.warnings,
+        diagnosis: None,
+    };
+    let runs = histograms::read(path, reading, skip_bad)?;
+    Ok(runs.into_iter().map(named).collect())
+}
+
 /// A log as a trace: the scale of each step and whether it overflowed. Its verdict comes along as a warning.
 fn open_log(path: &Path) -> Result<Input, InputError> {
     let label = path.display().to_string();
@@ -331,23 +418,20 @@ fn open_log(path: &Path) -> Result<Input, InputError> {
         source,
     })?;
     let diagnosis = Log::read(file, &label)?.diagnose();
-    let verdict = diagnosis.verdict().as_str();
-    let trace = diagnosis.to_trace().ok_or_else(|| InputError::NoHistory {
-        path: path.to_owned(),
-        found: format!("{verdict} ({})", diagnosis.why),
-    })?;
     let mut warnings = vec![Warning::new(
         Kind::Diagnosis,
-        format!("the log shows {verdict}"),
+        format!("the log shows {}", diagnosis.verdict().as_str()),
         diagnosis.why.trim_end_matches('.'),
         diagnosis.advice.join("; "),
     )];
-    warnings.extend(diagnosis.warnings);
+    warnings.extend(diagnosis.warnings.iter().cloned());
     Ok(Input::Trace(Box::new(NamedTrace {
         label,
         kind: "log",
-        trace,
+        trace: diagnosis.to_trace().unwrap_or_default(),
+        histograms: Vec::new(),
         warnings,
+        diagnosis: Some(Box::new(diagnosis)),
     })))
 }
 

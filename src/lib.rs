@@ -21,6 +21,7 @@ pub mod atomic;
 pub mod builtin;
 pub mod float;
 pub mod gradients;
+pub mod histograms;
 pub mod input;
 pub mod kernel;
 pub mod plot;

@@ -85,6 +85,18 @@ pub fn fraction(value: f64) -> String {
     }
 }
 
+/// Two fractions that a third lies between: `0..3 %`, or one percentage where they are equal.
+pub fn interval(low: f64, high: f64) -> String {
+    let (least, most) = (fraction(low), fraction(high));
+    if least == most {
+        return least;
+    }
+    match least.strip_suffix(" %") {
+        Some(number) => format!("{number}..{most}"),
+        None => format!("{least}..{most}"),
+    }
+}
+
 /// Rows of cells under headings: the first column left, the others right aligned. Nothing is said by colour.
 pub fn table(headings: &[&str], rows: &[Vec<String>]) -> String {
     let mut widths: Vec<usize> = headings.iter().map(|h| h.chars().count()).collect();

@@ -35,8 +35,16 @@ pub enum Kind {
     BuiltInRun,
     /// Some steps' overflow is unknown at some scales.
     Censored,
+    /// No one interval suits all phases of the run.
+    Phases,
+    /// A number is extrapolated beyond the record, or cannot be.
+    Extrapolated,
     /// What a training log shows.
     Diagnosis,
+    /// Tensors that become zero as a whole.
+    WhollyFlushed,
+    /// A logged scalar was taken as the loss scale.
+    LoggedScale,
 }
 
 /// Something a reader of the result has to know.

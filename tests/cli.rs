@@ -775,3 +775,143 @@ fn formats_and_policies_and_completions_answer() {
     assert!(ran(0, &["policies", "megatron"]).0.contains("hysteresis"));
     assert!(ran(0, &["completions", "bash"]).0.contains("gradscale"));
 }
+
+#[test]
+fn a_sweep_writes_every_combination_and_names_the_best() {
+    let folder = tempfile::tempdir().unwrap();
+    let csv = folder.path().join("sweep.csv");
+    let keys = "growth_interval=1..,init_scale=2^12..2^14";
+    let answer = json(&[
+        "recommend",
+        "--demo",
+        "cnn",
+        "--sweep",
+        keys,
+        "--csv",
+        path(&csv),
+        "--json",
+        "--quiet",
+    ]);
+    let sweep = &answer["sweep"];
+    let rows = std::fs::read_to_string(&csv).unwrap();
+    assert_eq!(
+        rows.lines().count() as u64,
+        1 + sweep["combinations"].as_u64().unwrap()
+    );
+    assert_eq!(sweep["by_setting"].as_array().unwrap().len(), 3);
+    let least = rows
+        .lines()
+        .skip(1)
+        .map(|row| row.split(',').nth(8).unwrap().parse::<f64>().unwrap())
+        .fold(f64::INFINITY, f64::min);
+    assert_eq!(sweep["best"]["lost_update"].as_f64().unwrap(), least);
+    // To stdout the rows are the result, and nothing else is.
+    let (out, _) = ran(
+        0,
+        &[
+            "recommend",
+            "--demo",
+            "cnn",
+            "--sweep",
+            keys,
+            "--csv",
+            "-",
+            "--quiet",
+        ],
+    );
+    assert_eq!(out, rows);
+    refused(
+        &[
+            "recommend",
+            "--demo",
+            "cnn",
+            "--sweep",
+            "hysteresis=1..4",
+            "--quiet",
+        ],
+        &["hysteresis", "growth_interval", "policies pytorch"],
+    );
+    refused(
+        &[
+            "recommend",
+            "--demo",
+            "cnn",
+            "--sweep",
+            "growth_interval=9..2",
+            "--quiet",
+        ],
+        &["9..2", "growth_interval=1.."],
+    );
+}
+
+#[test]
+fn a_horizon_is_marked_as_extrapolated() {
+    let answer = json(&[
+        "recommend",
+        "--demo",
+        "cnn",
+        "--horizon",
+        "50000",
+        "--json",
+        "--quiet",
+    ]);
+    let horizon = &answer["horizon"];
+    assert_eq!(horizon["steps"], 50_000);
+    assert_eq!(horizon["extrapolated"], true);
+    for at in horizon["intervals"].as_array().unwrap() {
+        let of = |key: &str| at[key].as_f64().unwrap();
+        assert!(of("low") <= of("lost_update") && of("lost_update") <= of("high"));
+    }
+    let warned = answer["warnings"].as_array().unwrap();
+    assert!(warned.iter().any(|w| w["kind"] == "extrapolated"));
+}
+
+#[test]
+fn a_run_that_bends_is_told_phase_by_phase() {
+    let answer = json(&["recommend", "--demo", "cnn", "--json", "--quiet"]);
+    let phases = answer["phases"].as_array().unwrap();
+    // The gradients of the built-in run fall fast while it warms up.
+    assert!(phases.len() >= 2, "{phases:?}");
+    let drift = |phase: &Value| phase["drift_log2_per_1000_steps"].as_f64().unwrap();
+    assert!(drift(&phases[0]) < 5.0 * drift(&phases[1]));
+}
+
+#[test]
+fn a_report_of_a_log_begins_with_its_verdict() {
+    let folder = tempfile::tempdir().unwrap();
+    let report = |log: &str| {
+        let out = folder.path().join(Path::new(log).file_stem().unwrap());
+        let (said, _) = ran(
+            0,
+            &["report", path(&data(log)), "-o", path(&out), "--quiet"],
+        );
+        let page = std::fs::read_to_string(out.join("report.html")).unwrap();
+        let json: Value =
+            serde_json::from_slice(&std::fs::read(out.join("report.json")).unwrap()).unwrap();
+        (said, page, json["runs"][0].clone())
+    };
+    let (said, page, run) = report("logs/megatron-bert-ramp.log");
+    assert!(said.contains("Normal: overflows at the start"), "{said}");
+    let heading = page.split("<h2").nth(1).unwrap();
+    assert!(heading.contains("Normal: overflows at the start"));
+    assert!(page.contains("id=\"history\"") && page.contains("id=\"tradeoff\""));
+    assert_eq!(run["diagnosis"]["verdict"], "RAMP_UP_HARMLESS");
+    // A log is replayed with the policy of the framework that wrote it.
+    assert_eq!(run["recommend"]["policy"], "megatron");
+    // One whose steps cannot be told still has its verdict and its picture.
+    let (said, page, run) = report("logs/apex-to-zero.log");
+    assert!(said.contains("Failure: inf or NaN"), "{said}");
+    assert!(page.contains("id=\"history\""));
+    assert_eq!(run["diagnosis"]["verdict"], "GENUINE_NONFINITE");
+    assert!(run["recommend"].is_null());
+}
+
+#[test]
+fn a_static_scale_was_recommended_that_no_step_had_seen() {
+    let log = data("logs/apex-every-2000.log");
+    let answer = json(&["recommend", path(&log), "--json", "--quiet"]);
+    assert_eq!(answer["policy"], "apex-amp");
+    assert_eq!(answer["growth_interval"], 2000);
+    // Nothing is known above the largest scale that a clean step was seen at.
+    assert!(answer["best_static_scale"].as_f64().unwrap() <= 524_288.0);
+}

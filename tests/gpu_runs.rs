@@ -1,6 +1,10 @@
 //! The policies against loss scales that real GPU runs printed (`tests/data/gpu_runs`).
 
+#[path = "common/placement.rs"]
+mod placement;
+
 use gradscale::scaling::policy::{Defaults, Observed, Policy, PolicySpec};
+use placement::{Placed, Seen, place};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -200,4 +204,140 @@ fn deepspeed_reproduces_the_scales_of_129_overflows_and_the_abort() {
         }
     }
     assert_eq!((equal, aborted), (129, 1));
+}
+
+/// A bracketed series, its rows with the same step and scale once.
+fn seen(run: &[BTreeMap<String, String>], scale: &str) -> Vec<Seen> {
+    run.iter()
+        .map(|row| match row["found_inf"].as_str() {
+            "1" => Seen::Overflow {
+                low: number(row, "step_lo") as i64,
+                high: number(row, "step_hi") as i64,
+                after: number(row, scale),
+            },
+            _ => Seen::Reading {
+                step: number(row, "step_hi") as i64,
+                scale: number(row, scale),
+            },
+        })
+        .collect()
+}
+
+/// How much of a set of runs fits a window, and the placements, each replayed by the policy itself.
+fn fitted(
+    name: &str,
+    scale: &str,
+    first: f64,
+    window: i64,
+    policy_name: &str,
+) -> [(usize, usize); 2] {
+    let mut sums = [(0, 0); 2];
+    for run in by_run(name) {
+        // The last row of a run without a scale only says how long it is.
+        let run: Vec<_> = run
+            .into_iter()
+            .filter(|row| !row[scale].is_empty())
+            .collect();
+        let rows = seen(&run, scale);
+        let Placed {
+            steps,
+            overflows,
+            readings,
+        } = place(&rows, first, window);
+        for (sum, (fits, all)) in sums.iter_mut().zip([overflows, readings]) {
+            sum.0 += fits;
+            sum.1 += all;
+        }
+        if overflows.0 == overflows.1 {
+            let mut policy = policy(&format!(
+                "{policy_name}:init_scale={first},scale_window={window}"
+            ));
+            let afters = rows.iter().filter_map(|row| match row {
+                Seen::Overflow { after, .. } => Some(*after),
+                Seen::Reading { .. } => None,
+            });
+            let mut at = 0;
+            for (place, after) in steps.iter().zip(afters) {
+                while at < *place {
+                    step(policy.as_mut(), false);
+                    at += 1;
+                }
+                step(policy.as_mut(), true);
+                at += 1;
+                assert_eq!(policy.loss_scale(), after, "{name} at step {place}");
+            }
+        }
+    }
+    sums
+}
+
+#[test]
+fn gnmt_ran_with_a_window_of_128_at_all_560_overflows() {
+    let v100x8 = fitted(
+        "mlperf06_gnmt_v100x8.csv",
+        "loss_scale_after",
+        512.0,
+        128,
+        "apex-amp",
+    );
+    let v100x16 = fitted(
+        "mlperf06_gnmt_v100x16.csv",
+        "loss_scale_after",
+        512.0,
+        128,
+        "apex-amp",
+    );
+    assert_eq!((v100x8[0], v100x16[0]), ((429, 429), (131, 131)));
+    // Another window does not fit.
+    let other = fitted(
+        "mlperf06_gnmt_v100x8.csv",
+        "loss_scale_after",
+        512.0,
+        256,
+        "apex-amp",
+    );
+    assert!(other[0].0 < 400, "{other:?}");
+}
+
+#[test]
+fn transformer_tells_its_window_and_that_the_documented_one_of_v07_is_not_it() {
+    let fit = |name: &str, window: i64| fitted(name, "loss_scale", 128.0, window, "fairseq");
+    assert_eq!(
+        fit("mlperf05_transformer_v100x8.csv", 2000),
+        [(71, 71), (132, 132)]
+    );
+    assert_eq!(
+        fit("mlperf06_transformer_v100x8.csv", 2000),
+        [(59, 59), (64, 64)]
+    );
+    assert_eq!(
+        fit("mlperf07_transformer_a100x8.csv", 1000),
+        [(73, 73), (62, 62)]
+    );
+    let documented = fit("mlperf07_transformer_a100x8.csv", 2000);
+    assert!(
+        documented[0].0 < 73 && documented[1].0 < 62,
+        "{documented:?}"
+    );
+    for near in [900, 1100] {
+        assert_eq!(
+            fit("mlperf07_transformer_a100x8.csv", near),
+            [(73, 73), (62, 62)]
+        );
+    }
+    assert!(fit("mlperf07_transformer_a100x8.csv", 750) != [(73, 73), (62, 62)]);
+    assert!(fit("mlperf07_transformer_a100x8.csv", 1250) != [(73, 73), (62, 62)]);
+}
+
+#[test]
+fn means_of_scales_are_no_scales_and_are_not_replayed() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/data/gpu_runs/eva01_epoch_mean_scale.csv");
+    let error = gradscale::tally::series::read(&path)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("mean_loss_scale") && error.contains("mean of loss scales"),
+        "{error}"
+    );
 }

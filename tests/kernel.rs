@@ -1,9 +1,13 @@
 //! Every backend against counting one value at a time.
 //!
-//! With `GRADSCALE_NEED_BACKENDS=avx2,avx512` set, a backend that this machine lacks is a failure and no skip.
+//! With `GRADSCALE_NEED_BACKENDS=avx2,avx512` set, a backend that this machine lacks is a failure and no skip. `cuda` is tested only
+//! where it is named there: `tests/cuda.rs` runs this program with a driver that has no GPU, `tests/gpu.sh` with a real one.
 
-use gradscale::analysis::{Analysis, By, Options, analyze};
-use gradscale::float::FP16;
+#[path = "kernel/cuda.rs"]
+mod cuda;
+
+use gradscale::analysis::{Analysis, By, Group, Options, analyze};
+use gradscale::float::{FORMATS, FP16, Format};
 use gradscale::gradients;
 use gradscale::input::{Input, Silent};
 use gradscale::kernel::{Backend, Counter};
@@ -14,8 +18,9 @@ use std::path::Path;
 /// The backends to test; says which are left out.
 fn backends() -> Vec<Backend> {
     let needed = std::env::var("GRADSCALE_NEED_BACKENDS").unwrap_or_default();
-    ["scalar", "avx2", "avx512"]
+    ["scalar", "avx2", "avx512", "cuda"]
         .into_iter()
+        .filter(|&name| name != "cuda" || needed.split(',').any(|need| need == name))
         .filter_map(|name| match Backend::parse(name) {
             Ok(backend) => Some(backend),
             Err(unavailable) => {
@@ -230,6 +235,11 @@ fn skewed_data_counts_as_one_by_one() {
         f32::from_bits(r.next() as u32 & 0x807F_FFFF)
     });
     check("subnormal", &subnormal);
+    let falling = fill(100_000, &mut |i, _| {
+        let odd = if (80_000..90_000).contains(&i) { 1 } else { 2 };
+        f32::from_bits(if i % 2 == 0 { 0x3F80_0000 } else { 0x3FA0_0000 } + odd)
+    });
+    check("a lowest bit that falls by one", &falling);
     let captured = fill(60_000, &mut |_, r| {
         f16::from_f32((r.normal() * 1e-3) as f32).to_f32() / 1024.0
     });
@@ -272,7 +282,22 @@ fn halves_count_as_the_floats_that_they_are() {
     let all: Vec<u16> = (0..=u16::MAX).collect();
     let mut random = Random(9);
     let some: Vec<u16> = (0..100_000).map(|_| random.next() as u16).collect();
-    for bits in [&all[..], &all[..1000], &all[0x7000..0x7C80], &some, &[]] {
+    // More of one pattern than 16 bits can count.
+    let one = vec![0xBE00; 140_000];
+    let two: Vec<u16> = (0..140_000).map(|i| [0x3E00, 0xBE00][i % 2]).collect();
+    let with_zeros: Vec<u16> = (0..300_000)
+        .map(|i| if i % 8 == 0 { 0x8000 } else { 0xBE00 })
+        .collect();
+    for bits in [
+        &with_zeros,
+        &all[..],
+        &all[..1000],
+        &all[0x7000..0x7C80],
+        &some,
+        &one,
+        &two,
+        &[],
+    ] {
         let f16s: Vec<f16> = bits.iter().map(|&b| f16::from_bits(b)).collect();
         let bf16s: Vec<bf16> = bits.iter().map(|&b| bf16::from_bits(b)).collect();
         let from_f16 = naive(&f16s.iter().map(|x| x.to_f32()).collect::<Vec<_>>());
@@ -307,6 +332,74 @@ fn write_npy(path: &Path, dtype: &str, elements: usize, bytes: &[u8]) {
     file.push(b'\n');
     file.extend(bytes);
     std::fs::write(path, file).expect("the temporary directory can be written");
+}
+
+/// What replays a dump at many scales, and how far rounding is off there.
+fn replayed(
+    path: &Path,
+    format: Format,
+    scales: &[f32],
+    flush: bool,
+    backend: Backend,
+) -> Vec<Group> {
+    let reading = gradients::Options::new();
+    let options = Options {
+        format,
+        scales: scales.to_vec(),
+        by: By::All,
+        errors: true,
+        flush_subnormals: flush,
+        backend,
+    };
+    let input = Input::open(path, &reading, false).expect("it was written");
+    analyze(&[input], &options, &reading, &Silent)
+        .expect("it can be read")
+        .groups
+}
+
+#[test]
+fn replays_and_errors_are_the_same_bits_on_every_backend() {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let path = folder.path().join("values.npy");
+    let mut random = Random(77);
+    let mut values = edges();
+    values.extend((0..30_000).map(|_| f32::from_bits(random.next() as u32)));
+    values.extend((0..30_000).map(|_| (random.normal() * 1e-3) as f32));
+    for i in (1..values.len()).rev() {
+        values.swap(i, (random.next() % (i as u64 + 1)) as usize);
+    }
+    let some = [2f32.powi(-40), 0.3, 1.0, 777.5, 65536.0, 2f32.powi(40)];
+    let powers: Vec<f32> = (-8..=32).map(|k| 2f32.powi(k)).collect();
+    // More than there is room for in a block's shared memory.
+    let many: Vec<f32> = (0..3000).map(|k| 1.0 + k as f32 / 7.0).collect();
+    let lengths = [1, 3, 511, 512, 513, 8_191, 8_193, values.len()];
+    let scalar = Backend::scalar();
+    let mut cases = Vec::new();
+    for format in FORMATS {
+        cases.push((format, &some[..], format == FP16, values.len()));
+    }
+    cases.extend(lengths.map(|length| (FP16, &some[..], false, length)));
+    cases.push((FP16, &powers[..], false, values.len()));
+    cases.push((FP16, &many[..], false, 2_000));
+    for (format, scales, flush, length) in cases {
+        let bytes: Vec<u8> = values[..length]
+            .iter()
+            .flat_map(|x| x.to_le_bytes())
+            .collect();
+        write_npy(&path, "<f4", length, &bytes);
+        let expected = replayed(&path, format, scales, flush, scalar);
+        for backend in backends() {
+            let found = replayed(&path, format, scales, flush, backend);
+            assert_eq!(
+                found,
+                expected,
+                "{} at {} scales, {length} elements, on {}",
+                format.name,
+                scales.len(),
+                backend.name()
+            );
+        }
+    }
 }
 
 fn analysis_of(path: &Path, threads: usize, backend: Backend, divisor: Option<f64>) -> Analysis {
@@ -369,8 +462,10 @@ fn a_large_tensor_gives_the_same_bits_on_any_number_of_threads_and_any_backend()
                 None => values.clone(),
             };
             assert_eq!(one.groups[0].sketch, naive(&scaled), "{path:?} {divisor:?}");
-            let many = analysis_of(path, 3, Backend::auto(), divisor);
-            assert_eq!(many.groups, one.groups, "{path:?} {divisor:?}");
+            for backend in backends() {
+                let many = analysis_of(path, 3, backend, divisor);
+                assert_eq!(many.groups, one.groups, "{path:?} {divisor:?}");
+            }
         }
     }
 }
@@ -405,14 +500,12 @@ fn the_flag_chooses_the_backend_the_result_names_it_and_a_missing_one_is_refused
     }
     assert_eq!(json("auto")["backend"], Backend::auto().name());
     assert_eq!(json("cpu")["backend"], Backend::auto().name());
-    for (missing, says) in [("cuda", "CPU only"), ("abacus", "no such backend")] {
-        let output = run(missing);
-        assert_eq!(output.status.code(), Some(2), "{missing}");
-        assert!(output.stdout.is_empty());
-        let message = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(
-            message.contains(missing) && message.contains(says),
-            "{message}"
-        );
-    }
+    let output = run("abacus");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(output.stdout.is_empty());
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        message.contains("abacus") && message.contains("no such backend"),
+        "{message}"
+    );
 }

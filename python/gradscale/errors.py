@@ -5,9 +5,10 @@ Every message has one shape: what was being done: found X, expected Y; how to fi
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Optional, Tuple, Type
 
 __all__ = [
+    "DumpError",
     "GradscaleError",
     "MissingDependency",
     "ModelError",
@@ -36,6 +37,14 @@ class GradscaleError(Exception):
         self.fix = fix
         sentence = f"{doing}: found {found}, expected {expected}"
         super().__init__(sentence if fix is None else f"{sentence}; {fix}")
+
+    def __reduce__(self) -> "Tuple[Type[GradscaleError], Tuple[str, str, str, Optional[str]]]":
+        # An exception is pickled with its message alone, and made again from that; a worker's error would not come back.
+        return type(self), (self.doing, self.found, self.expected, self.fix)
+
+
+class DumpError(GradscaleError, ValueError):
+    """A dump of gradients cannot be read."""
 
 
 class MissingDependency(GradscaleError, ImportError):

@@ -37,9 +37,10 @@ except ImportError as error:
 
 import numpy as np
 
+from ._cuda import kernels_for
 from ._ranks import Reducer, any_rank, counts_here, from_rank_0, rank_and_world, reduction_of, union_of_columns, warn_of_failed_probe
 from ._writer import Column, Row, Writer, plain_facts
-from .sketch import Sketch, dense_values, device_row, element_count, joined_rows
+from .sketch import Sketch, dense_values, element_count, joined_rows, row_of, stored_values
 
 __all__ = ["Recorder"]
 
@@ -119,9 +120,7 @@ class _Pending:
 
     def sketch(self, column: int, tensor: "torch.Tensor", together: bool = False) -> None:
         """Sketches a gradient; the last call of a step counts, or with ``together`` the elements of all calls."""
-        values = dense_values(tensor)
-        row = device_row(values)
-        absent = element_count(tensor) - values.numel()
+        row, absent = row_of(tensor)
         if column in self.rows:
             before, absent_before = self.rows[column]
             if together:
@@ -154,6 +153,9 @@ def _cpu_amax(tensor: "torch.Tensor") -> Tuple[float, int]:
 
 
 def _device_amax(tensor: "torch.Tensor") -> "Tuple[torch.Tensor, torch.Tensor, torch.Tensor]":
+    kernels = kernels_for(tensor.device)
+    if kernels is not None:
+        return kernels.extremes(stored_values(tensor))
     values = dense_values(tensor)
     order = torch.tensor(_ORDER, dtype=torch.int32)
     low, high = torch.aminmax(torch.add(order, values.view(torch.int32), alpha=2))

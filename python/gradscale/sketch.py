@@ -14,15 +14,17 @@ The edges are the places where rounding to FP16, BF16 and the 8-bit formats chan
 the L2 share of what is lost within 1e-3. f32 subnormals are normalised by their leading bit. f16, bf16 and 8-bit values are
 widened, f64 is rounded to f32 first. Everything is an integer and merges by addition, OR, min and max, so neither order nor
 device changes a bit. Only 32- and 64-bit integer operations run on the device (and exact int-to-f32 conversions of
-numbers below 2^24, which find the highest bit): MPS has no f64.
+numbers below 2^24, which find the highest bit): MPS has no f64. On an NVIDIA GPU the program's own kernels count (`_cuda`), the same
+integers.
 """
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, Optional, Tuple
 
+from ._cuda import kernels_for
 from .errors import MissingDependency, SketchError
 
 try:
@@ -220,6 +222,16 @@ def dense_values(tensor: "torch.Tensor") -> "torch.Tensor":
     a sparse one (absent zeros left out), real and imaginary parts of a complex one."""
     import torch
 
+    tensor = _strided(tensor)
+    if tensor.dtype is not torch.float32:
+        tensor = tensor.to(torch.float32)
+    return tensor.reshape(-1)
+
+
+def _strided(tensor: "torch.Tensor") -> "torch.Tensor":
+    """The values a tensor stores, as a strided tensor of real numbers."""
+    import torch
+
     tensor = tensor.detach()
     if hasattr(tensor, "to_local"):
         tensor = tensor.to_local()
@@ -229,12 +241,38 @@ def dense_values(tensor: "torch.Tensor") -> "torch.Tensor":
         else:
             tensor = tensor.values()
     if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
+        tensor = torch.view_as_real(tensor.resolve_conj())
     if not tensor.is_floating_point():
         raise SketchError("sketching a tensor", f"dtype {tensor.dtype}", "a floating-point tensor")
-    if tensor.dtype is not torch.float32:
+    return tensor
+
+
+def stored_values(tensor: "torch.Tensor") -> "torch.Tensor":
+    """As `dense_values`, but in the order of memory, and f16 and bf16 as they are: no copy where the kernels can read the
+    tensor itself. For what does not depend on the order."""
+    import torch
+
+    tensor = _strided(tensor).resolve_neg()
+    if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         tensor = tensor.to(torch.float32)
+    if not tensor.is_contiguous():
+        # A transposed or channels-last gradient fills its memory too, in another order.
+        strides = tensor.stride()
+        tensor = tensor.permute(sorted(range(tensor.dim()), key=lambda d: -strides[d]))
     return tensor.reshape(-1)
+
+
+def row_of(tensor: "torch.Tensor") -> "Tuple[torch.Tensor, int]":
+    """The sketch of ``tensor`` as a row on its device (`Sketch.from_row` reads it), and how many zeros a sparse one leaves out.
+    Waits for nothing."""
+    kernels = kernels_for(tensor.device)
+    if kernels is None:
+        values = dense_values(tensor)
+        row = device_row(values)
+    else:
+        values = stored_values(tensor)
+        row = kernels.row(values)
+    return row, element_count(tensor) - values.numel()
 
 
 def device_row(values: "torch.Tensor") -> "torch.Tensor":
@@ -357,8 +395,8 @@ def sketch(tensor: "torch.Tensor") -> Sketch:
 
     Raises `SketchError` when the tensor holds no floating-point numbers.
     """
-    values = dense_values(tensor)
-    return Sketch.from_row(device_row(values).cpu().numpy(), element_count(tensor) - values.numel())
+    row, absent = row_of(tensor)
+    return Sketch.from_row(row.cpu().numpy(), absent)
 
 
 def element_count(tensor: "torch.Tensor") -> int:

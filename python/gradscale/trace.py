@@ -34,7 +34,7 @@ except ImportError as error:  # pragma: no cover
         "importing gradscale.trace", str(error), "numpy and safetensors", "pip install 'gradscale[torch]'"
     ) from error
 
-__all__ = ["SCHEMA", "Chunk", "Samples", "chunk_name", "chunk_paths", "read_chunk", "read_trace", "write_chunk"]
+__all__ = ["SCHEMA", "Chunk", "Samples", "chunk_bytes", "chunk_name", "chunk_paths", "read_chunk", "read_trace", "write_chunk"]
 
 SCHEMA = "gradscale.trace/1"
 _NAME = re.compile(r"^rank(\d{4,})-(\d{6,})\.safetensors$")
@@ -156,12 +156,17 @@ class Chunk:
         return out
 
 
+def chunk_bytes(metadata: Mapping[str, Any], arrays: "Mapping[str, np.ndarray[Any, Any]]") -> bytes:
+    """A chunk as the bytes of its file; the same content gives the same bytes."""
+    text = json.dumps({**metadata, "schema": SCHEMA}, sort_keys=True, allow_nan=False)
+    return _save({name: np.ascontiguousarray(a) for name, a in arrays.items()}, metadata={"gradscale": text})
+
+
 def write_chunk(
     directory: "Union[str, os.PathLike[str]]", metadata: Mapping[str, Any], arrays: "Mapping[str, np.ndarray[Any, Any]]"
 ) -> Path:
     """Writes a chunk under the name its metadata gives it, by temporary name, fsync and rename; returns the path."""
-    text = json.dumps({**metadata, "schema": SCHEMA}, sort_keys=True, allow_nan=False)
-    data = _save({name: np.ascontiguousarray(a) for name, a in arrays.items()}, metadata={"gradscale": text})
+    data = chunk_bytes(metadata, arrays)
     path = Path(directory) / chunk_name(metadata["rank"], metadata["chunk"])
     write_file(path, data)
     return path

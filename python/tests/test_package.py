@@ -28,3 +28,7 @@ def test_both_wheels_need_the_same_and_hold_the_same():
     assert both["project"]["optional-dependencies"]["torch"] == pure["project"]["optional-dependencies"]["torch"]
     packages = {".".join(p.parent.relative_to(HERE).parts) for p in (HERE / "gradscale").rglob("__init__.py")}
     assert set(pure["tool"]["setuptools"]["packages"]) == packages, "a subpackage is missing from the pure wheel"
+    data = {p.name for p in (HERE / "gradscale").iterdir() if p.is_file() and p.suffix != ".py"}
+    assert data == set(pure["tool"]["setuptools"]["package-data"]["gradscale"])
+    included = {item["path"] for item in both["tool"]["maturin"]["include"]}
+    assert {f"gradscale/{name}" for name in data} <= included

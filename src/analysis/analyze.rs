@@ -1,11 +1,14 @@
 //! The analysis of one or several inputs, group by group.
 
+use super::bounded::{Bounded, Shares};
 use super::raw::{Errors, Plan, Raw, RawRate};
 use crate::float::{Format, exact_log2, exp2};
 use crate::gradients::{self, Dump, DumpFile, GradientsError};
-use crate::input::{Input, InputError, Progress};
+use crate::input::{Input, InputError, NamedTrace, Progress};
 use crate::kernel::{Backend, Pool, read_files, read_tensor};
-use crate::tally::{Capture, Captured, Lost, Outcomes, Replayed, Role, Sketch, Trace, WhyNotExact};
+use crate::tally::{
+    Capture, Captured, Lost, Outcomes, Replayed, Role, Sketch, Spread, Trace, WhyNotExact,
+};
 use crate::warning::{Kind, Warning};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
@@ -57,6 +60,8 @@ pub struct Rate {
     pub captured_zeros: u64,
     /// Rounding errors, where they were asked for and raw data was there.
     pub errors: Option<Errors>,
+    /// Least and most of each fraction, where only histograms are known.
+    pub shares: Option<Shares>,
 }
 
 /// Some elements of a run that belong together.
@@ -68,8 +73,10 @@ pub struct Group {
     pub tensor: Option<String>,
     /// The step, where groups are by step and it is known.
     pub step: Option<u64>,
-    /// All its elements.
+    /// All its elements; empty where only histograms of them are known.
     pub sketch: Sketch,
+    /// What histograms say of its elements, where that is all there is.
+    pub bounded: Option<Bounded>,
     /// Whether its tensors were captured in FP16.
     pub captured: Captured,
     /// One entry a scale.
@@ -132,7 +139,7 @@ pub fn analyze(
     };
     let pool = Pool::new(options.backend);
     let plan = needs_raw(options).then(|| Arc::new(plan(options)));
-    for (run, input) in inputs.iter().enumerate() {
+    for input in inputs {
         let mut groups: BTreeMap<Key, Filling> = BTreeMap::new();
         match input {
             Input::Dump(dumps) => {
@@ -159,10 +166,19 @@ pub fn analyze(
                 );
                 analysis.warnings.extend(trace.warnings.iter().cloned());
             }
+            Input::Histograms { runs, .. } => {
+                for run in runs {
+                    analyze_histograms(run, options, &mut analysis);
+                }
+                warn_no_errors(options, input, &mut analysis.warnings);
+                continue;
+            }
             Input::Series { path, .. } => {
                 return Err(InputError::NoGradients { path: path.clone() });
             }
         }
+        // A file of several runs of histograms is several inputs of the answer.
+        let run = analysis.inputs.len();
         let names: std::collections::BTreeSet<&String> = groups
             .values()
             .flat_map(|filling| filling.captures.keys())
@@ -185,24 +201,89 @@ pub fn analyze(
             groups.insert((None, None), nothing);
         }
         warn_captured(&groups, &mut analysis.warnings);
-        let raw_data = matches!(input, Input::Dump(_));
         let finished = groups
             .into_iter()
             .map(|((step, tensor), filling)| finish(run, step, tensor, filling, options));
         analysis.groups.extend(finished);
-        if options.errors && !raw_data {
-            analysis.warnings.push(Warning::new(
-                Kind::NotExact,
-                format!(
-                    "{} holds sketches, not the gradients themselves",
-                    input.label()
-                ),
-                "rounding errors need raw data and are left out",
-                "a dump of the gradients (.safetensors, .npy, .pt)",
-            ));
-        }
+        warn_no_errors(options, input, &mut analysis.warnings);
     }
     Ok(analysis)
+}
+
+/// Says that rounding errors were asked for in vain.
+fn warn_no_errors(options: &Options, input: &Input, warnings: &mut Vec<Warning>) {
+    if !options.errors || matches!(input, Input::Dump(_)) {
+        return;
+    }
+    let held = match input {
+        Input::Histograms { .. } => "histograms",
+        _ => "sketches",
+    };
+    warnings.push(Warning::new(
+        Kind::NotExact,
+        format!(
+            "{} holds {held}, not the gradients themselves",
+            input.label()
+        ),
+        "rounding errors need raw data and are left out",
+        "a dump of the gradients (.safetensors, .npy, .pt)",
+    ));
+}
+
+/// Analyzes one run of histograms; an input of its own in the answer.
+fn analyze_histograms(run: &NamedTrace, options: &Options, analysis: &mut Analysis) {
+    let index = analysis.inputs.len();
+    let mut groups: BTreeMap<Key, Bounded> = BTreeMap::new();
+    let mut seen = vec![false; run.trace.tensors.len()];
+    let mut elements = 0;
+    for placed in &run.histograms {
+        let tensor = &run.trace.tensors[placed.tensor];
+        if tensor.role == Role::Activation {
+            continue;
+        }
+        seen[placed.tensor] = true;
+        elements += placed.histogram.elements();
+        let key = match options.by {
+            By::All => (None, None),
+            By::Tensor => (None, Some(tensor.name.clone())),
+            By::Step => (Some(run.trace.steps[placed.row].step), None),
+        };
+        groups
+            .entry(key)
+            .or_insert_with(|| Bounded::new(&options.scales))
+            .add(&placed.histogram, options.format, options.flush_subnormals);
+    }
+    analysis.inputs.push(InputSummary {
+        path: run.label.clone(),
+        kind: run.kind.to_owned(),
+        tensors: seen.iter().filter(|seen| **seen).count() as u64,
+        elements,
+    });
+    analysis
+        .groups
+        .extend(groups.into_iter().map(|((step, tensor), bounded)| Group {
+            run: index,
+            tensor,
+            step,
+            sketch: Sketch::default(),
+            captured: Captured::over(std::iter::empty()),
+            rates: bounded.spreads.iter().map(bounded_rate).collect(),
+            bounded: Some(bounded),
+        }));
+    analysis.warnings.extend(run.warnings.iter().cloned());
+}
+
+fn bounded_rate(spread: &Spread) -> Rate {
+    Rate {
+        loss_scale: spread.loss_scale,
+        outcomes: spread.point,
+        bounds: Some((spread.low, spread.high)),
+        lost: spread.point_lost(),
+        why_not_exact: Some(WhyNotExact::Histogram),
+        captured_zeros: 0,
+        errors: None,
+        shares: Some(Shares::of(spread)),
+    }
 }
 
 /// Fills groups with the unscaled sketches of a trace's sampled steps.
@@ -435,6 +516,7 @@ fn finish(
         tensor,
         step,
         sketch,
+        bounded: None,
         captured,
         rates,
     }
@@ -481,6 +563,7 @@ fn rate(sketch: &Sketch, captured: &Captured, replayed: Replayed, raw: Option<Ra
         why_not_exact,
         captured_zeros,
         errors,
+        shares: None,
     }
 }
 

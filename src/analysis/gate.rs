@@ -90,6 +90,13 @@ fn name(group: &Group, analysis: &Analysis) -> String {
 
 /// Least and largest fraction. Zeros that may be underflows of a capture count in both parts of the largest.
 fn fractions(rate: &Rate, underflow: bool) -> (f64, f64) {
+    if let Some(shares) = rate.shares {
+        return if underflow {
+            shares.underflow
+        } else {
+            shares.overflow
+        };
+    }
     let n = rate.outcomes.finite_nonzero();
     let of = |part: u64, whole: u64| crate::tally::fraction(part, whole);
     let (low, high) = rate.bounds.unwrap_or((rate.outcomes, rate.outcomes));

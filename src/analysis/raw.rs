@@ -16,7 +16,7 @@
 //! ([`kernel::Block`]) in the order of the elements.
 
 use crate::float::{Cuts, Format, exp2};
-use crate::kernel::{BLOCK, Backend, Beside, Block, Rounding};
+use crate::kernel::{BLOCK, Backend, Beside, Block, Replay, Replayed, Rounding};
 use crate::tally::{Lost, Outcomes, fraction};
 use std::sync::Arc;
 
@@ -49,15 +49,13 @@ pub struct RawRate {
 #[derive(Debug)]
 pub struct Plan {
     scales: Vec<(f32, Cuts, Rounding)>,
-    /// Where each interval begins, ascending; the last entry is infinity.
-    edges: Vec<u32>,
-    /// For each value of a magnitude's upper bits, the interval in which the first such magnitude lies.
-    first: Vec<u32>,
+    /// The intervals between the cuts; with the roundings where errors are asked for.
+    replay: Arc<Replay>,
     with_errors: bool,
     backend: Backend,
 }
 
-/// Bits of a magnitude that [`Plan::first`] does not look at.
+/// Bits of a magnitude that [`Replay::first`] does not look at.
 const BELOW: u32 = 16;
 
 impl Plan {
@@ -103,10 +101,14 @@ impl Plan {
                 interval
             })
             .collect();
+        let roundings = scales.iter().map(|&(_, _, rounding)| rounding);
         Plan {
+            replay: Arc::new(Replay {
+                edges,
+                first,
+                roundings: roundings.filter(|_| with_errors).collect(),
+            }),
             scales,
-            edges,
-            first,
             with_errors,
             backend,
         }
@@ -116,11 +118,12 @@ impl Plan {
     #[inline]
     fn interval(&self, magnitude: u32) -> usize {
         let upper = (magnitude >> BELOW) as usize;
-        let (from, to) = (self.first[upper] as usize, self.first[upper + 1] as usize);
+        let Replay { edges, first, .. } = &*self.replay;
+        let (from, to) = (first[upper] as usize, first[upper + 1] as usize);
         if from == to {
             return from;
         }
-        from + self.edges[from + 1..=to].partition_point(|&edge| edge <= magnitude)
+        from + edges[from + 1..=to].partition_point(|&edge| edge <= magnitude)
     }
 }
 
@@ -147,7 +150,7 @@ impl Raw {
     /// Nothing replayed yet.
     pub fn new(plan: Arc<Plan>) -> Raw {
         Raw {
-            intervals: vec![Interval::default(); plan.edges.len()],
+            intervals: vec![Interval::default(); plan.replay.edges.len()],
             errors: vec![[0.0; 2]; plan.scales.len()],
             block: plan.with_errors.then(Box::default),
             plan,
@@ -226,7 +229,7 @@ impl Raw {
         // Sums over all intervals below each edge.
         let mut below = Vec::with_capacity(self.intervals.len() + 1);
         let mut all = (0u64, 0f64, 0f64);
-        for (interval, &edge) in self.intervals.iter().zip(&self.plan.edges) {
+        for (interval, &edge) in self.intervals.iter().zip(&self.plan.replay.edges) {
             below.push(all);
             let unit = exp2((edge >> 23).max(1) as i32 - 150);
             all.0 += interval.count;
@@ -234,7 +237,11 @@ impl Raw {
             all.2 += interval.squares as f64 * unit * unit;
         }
         let at = |magnitude: u32| {
-            let interval = self.plan.edges.partition_point(|&edge| edge < magnitude);
+            let interval = self
+                .plan
+                .replay
+                .edges
+                .partition_point(|&edge| edge < magnitude);
             below.get(interval).copied().unwrap_or(all)
         };
         let rate = |((scale, cuts, _), errors): (&(f32, Cuts, Rounding), &[f64; 2])| {
@@ -295,6 +302,23 @@ impl Beside for Raw {
 
     fn end(&mut self) {
         self.round();
+    }
+
+    fn replay(&self) -> Option<Arc<Replay>> {
+        Some(self.plan.replay.clone())
+    }
+
+    fn take_replayed(&mut self, replayed: Replayed) {
+        for (interval, [count, sum, low, high]) in self.intervals.iter_mut().zip(replayed.intervals)
+        {
+            interval.count += count;
+            interval.sum += sum;
+            interval.squares += u128::from(low) + (u128::from(high) << 24);
+        }
+        for (sums, more) in self.errors.iter_mut().zip(replayed.errors) {
+            sums[0] += more[0];
+            sums[1] += more[1];
+        }
     }
 
     fn join(&mut self, next: Raw) {

@@ -8,6 +8,7 @@ const START: &str = "\
 What do you have?
   a training log              gradscale diagnose train.log       is \"overflow, skipping step\" normal?
   gradients or a trace        gradscale report grads/            the whole answer, as a page
+  histograms of gradients     gradscale report runs/exp1         TensorBoard, W&B, msprobe: bounds
   a CSV of step,amax          gradscale recommend run.csv        which growth interval
   two runs                    gradscale compare a/ b/
   a scaler of your own        gradscale check --exec ./my_scaler
@@ -95,7 +96,7 @@ pub struct ReadingArgs {
     /// Replay tensors that a mixed run produced in f32 as if FP16 had produced them
     #[arg(long)]
     pub all_as_fp16: bool,
-    /// Which code counts; all give the same integers
+    /// Which code counts: auto, cpu, scalar, avx2, avx512 or cuda; all give the same integers
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub backend: String,
     /// Threads; 0 takes one a core
@@ -109,7 +110,7 @@ pub struct ReadingArgs {
 /// `report`.
 #[derive(Debug, Args)]
 pub struct ReportArgs {
-    /// Dumps, traces or series; each is one run. Without: the built-in run
+    /// Dumps, traces, series, logs or histograms; each is one run. Without: the built-in run
     pub inputs: Vec<PathBuf>,
     /// A built-in run
     #[arg(long, conflicts_with = "inputs")]
@@ -128,7 +129,7 @@ pub struct ReportArgs {
 /// `analyze`.
 #[derive(Debug, Args)]
 pub struct AnalyzeArgs {
-    /// Dumps or traces; each is one run
+    /// Dumps, traces or histograms; each is one run
     #[arg(required_unless_present = "demo")]
     pub inputs: Vec<PathBuf>,
     /// A built-in run
@@ -189,8 +190,10 @@ pub enum ByArg {
 #[derive(Debug, Clone, Args)]
 pub struct ChoosingArgs {
     /// The policy whose interval is asked for
-    #[arg(long, value_name = "POLICY", default_value = "pytorch")]
-    pub policy: String,
+    ///
+    /// By default pytorch; for a log, that of the framework that wrote it.
+    #[arg(long, value_name = "POLICY")]
+    pub policy: Option<String>,
     /// How flushed updates are weighed: elements (Adam-like), l1 or l2 (SGD-like)
     #[arg(long, value_enum, default_value = "elements")]
     pub measure: MeasureArg,
@@ -241,6 +244,15 @@ pub struct RecommendArgs {
     /// How the recommendation is made
     #[command(flatten)]
     pub choosing: ChoosingArgs,
+    /// Replay every combination of settings, such as growth_interval=1..,hysteresis=1..4 or init_scale=2^8..2^16
+    #[arg(long, value_name = "KEY=VALUES,…")]
+    pub sweep: Option<String>,
+    /// Write each combination of the sweep as a row of CSV (- is stdout)
+    #[arg(long, value_name = "FILE.csv", requires = "sweep")]
+    pub csv: Option<PathBuf>,
+    /// Say what this many steps would cost, from resampled blocks of the run (an extrapolation)
+    #[arg(long, value_name = "STEPS", value_parser = clap::value_parser!(u64).range(100..=1_000_000_000))]
+    pub horizon: Option<u64>,
     /// One JSON document on stdout
     #[arg(long)]
     pub json: bool,
@@ -344,7 +356,7 @@ pub struct DiagnoseArgs {
 /// `plot`.
 #[derive(Debug, Args)]
 pub struct PlotArgs {
-    /// Dumps, traces or series
+    /// Dumps, traces, series, logs or histograms
     #[arg(required_unless_present = "demo")]
     pub inputs: Vec<PathBuf>,
     /// A built-in run
@@ -391,6 +403,8 @@ pub enum PlotKind {
     Tradeoff,
     /// Policies side by side.
     Policies,
+    /// A log's loss scale, as its lines tell it.
+    History,
 }
 
 /// Colours for a screen or for paper.

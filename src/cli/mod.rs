@@ -60,6 +60,14 @@ pub enum CliError {
         /// Why.
         source: crate::scaling::RecommendError,
     },
+    /// A sweep that cannot be made.
+    #[error("sweeping {text:?}: {source}")]
+    Sweep {
+        /// What was typed.
+        text: String,
+        /// What is wrong.
+        source: crate::scaling::SweepError,
+    },
     /// A gate without a scale, or a scale without a gate.
     #[error(
         "setting a gate: found {found}, expected --max-underflow or --max-overflow together with --at SCALE (or --at used, where all inputs recorded one and the same)"

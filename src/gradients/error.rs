@@ -25,6 +25,16 @@ pub enum GradientsError {
         /// The system's reason.
         source: io::Error,
     },
+    /// The GPU that counted failed.
+    #[error("counting {path:?}, tensor \"{tensor}\": {reason}")]
+    Device {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// What failed, and what to do.
+        reason: String,
+    },
     /// Neither a file nor a directory (a socket, a device, a pipe).
     #[error(
         "opening {path:?}: found something that is neither a file nor a directory, expected a dump; copy it into a file first"

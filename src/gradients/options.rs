@@ -113,6 +113,11 @@ impl Options {
                 .is_some_and(|globs| globs.is_match(name))
     }
 
+    /// Whether globs say which tensors are read.
+    pub fn chooses(&self) -> bool {
+        self.tensors.is_some()
+    }
+
     /// The step pattern, where one was given.
     pub fn step_pattern(&self) -> Option<&StepPattern> {
         self.step_pattern.as_ref()

@@ -2,6 +2,7 @@
 
 use super::avx2::Avx2;
 use super::avx512::Avx512;
+use super::cuda::Cuda;
 
 /// A kernel that this machine can run.
 ///
@@ -23,6 +24,7 @@ pub(super) enum Which {
     Scalar,
     Avx2(Avx2),
     Avx512(Avx512),
+    Cuda(Cuda),
 }
 
 /// Why a backend cannot be had.
@@ -48,7 +50,10 @@ impl Backend {
     /// The names that [`parse`](Backend::parse) knows.
     pub const NAMES: [&'static str; 6] = ["auto", "cpu", "scalar", "avx2", "avx512", "cuda"];
 
-    /// The fastest that this machine can run.
+    /// The fastest that this machine's CPU can run.
+    ///
+    /// Never `cuda`: what lies in host memory would have to cross a bus that is slower than counting where it lies. For
+    /// gradients that lie on a GPU there is the recorder, which counts them there.
     pub fn auto() -> Backend {
         Avx512::new()
             .map(Which::Avx512)
@@ -61,15 +66,15 @@ impl Backend {
         Backend(Which::Scalar)
     }
 
-    /// Every one that this machine can run, the portable one first.
+    /// Every one that this machine can run, the portable one first, then the CPU's fastest last but for a GPU.
     pub fn available() -> Vec<Backend> {
-        ["scalar", "avx2", "avx512"]
+        ["scalar", "avx2", "avx512", "cuda"]
             .into_iter()
             .filter_map(|name| Backend::parse(name).ok())
             .collect()
     }
 
-    /// Finds a backend by its name. `auto` and `cpu` take the fastest there is.
+    /// Finds a backend by its name. `auto` and `cpu` take the fastest of the CPU's; `cuda` looks for a GPU.
     ///
     /// # Errors
     /// When no backend has that name, or this machine or build has not what it needs.
@@ -79,7 +84,7 @@ impl Backend {
             "scalar" => Ok(Backend::scalar()),
             "avx2" => Avx2::new().map(|found| Backend(Which::Avx2(found))),
             "avx512" => Avx512::new().map(|found| Backend(Which::Avx512(found))),
-            "cuda" => Err(Unavailable::new(name, "this build counts on the CPU only")),
+            "cuda" => Cuda::new().map(|found| Backend(Which::Cuda(found))),
             _ => Err(Unavailable::new(
                 name,
                 format!(
@@ -90,12 +95,13 @@ impl Backend {
         }
     }
 
-    /// Its own name: `scalar`, `avx2` or `avx512`.
+    /// Its own name: `scalar`, `avx2`, `avx512` or `cuda`.
     pub fn name(self) -> &'static str {
         match self.0 {
             Which::Scalar => "scalar",
             Which::Avx2(_) => "avx2",
             Which::Avx512(_) => "avx512",
+            Which::Cuda(_) => "cuda",
         }
     }
 }
@@ -129,7 +135,9 @@ mod tests {
     }
 
     #[test]
-    fn auto_is_the_last_of_those_available() {
-        assert_eq!(Backend::available().last(), Some(&Backend::auto()));
+    fn auto_is_the_last_of_the_cpus() {
+        let mut available = Backend::available();
+        available.retain(|backend| backend.name() != "cuda");
+        assert_eq!(available.last(), Some(&Backend::auto()));
     }
 }

@@ -38,29 +38,36 @@
 //! of their own; and the lowest set bit is looked for only where it could be news.
 //!
 //! 16-bit floats are counted by pattern, 65,536 counters, and widened once a pattern.
+//!
+//! A GPU counts in tables of its own (`cuda`), the same integers.
 
 mod avx2;
 mod avx512;
 mod backend;
+mod cuda;
 mod halves;
 mod lanes;
+mod replay;
 mod rounding;
 mod rows;
 mod scalar;
 mod tensor;
 
 pub use backend::{Backend, Unavailable};
+pub use cuda::DeviceError;
+pub(crate) use replay::{Replay, Replayed};
 pub use rounding::{BLOCK, Block, Rounding};
 pub(crate) use tensor::{Beside, Nothing, read_files, read_tensor};
 
-use crate::tally::{Accumulator, Sketch};
+use crate::tally::{Accumulator, BINS, Sketch};
 use backend::Which;
+use cuda::{Counting, Cuda};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use halves::Halves;
 use lanes::Lanes;
 use rows::Rows;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 /// Fewer elements than this are counted one by one: emptying the tables would cost more.
 const FEW: usize = 512;
@@ -80,13 +87,19 @@ const MANY_HALVES: usize = 1 << 14;
 /// let sketch = counter.finish();
 /// assert_eq!((sketch.elements(), sketch.zeros(), sketch.inf()), (4, 1, 1));
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Counter {
     backend: Backend,
     accumulator: Accumulator,
     rows: Rows,
     f16: Option<Halves>,
     bf16: Option<Halves>,
+    /// Buffers on a GPU, made when they are first needed.
+    counting: Option<Counting>,
+    /// What the GPU failed with; nothing more is counted until it was told.
+    failed: Option<DeviceError>,
+    /// What the GPU replayed beside the last sketch.
+    replayed: Option<Replayed>,
 }
 
 impl Counter {
@@ -98,6 +111,9 @@ impl Counter {
             rows: Rows::new(),
             f16: None,
             bf16: None,
+            counting: None,
+            failed: None,
+            replayed: None,
         }
     }
 
@@ -108,14 +124,51 @@ impl Counter {
 
     /// Counts `values`: any length, in any order.
     pub fn add(&mut self, values: &[f32]) {
-        if values.len() < FEW {
+        if values.len() < FEW && !self.replays() {
             return self.accumulator.add(values);
         }
         match self.backend.0 {
             Which::Scalar => scalar::Scalar.add(&mut self.rows, values),
             Which::Avx2(lanes) => lanes.add(&mut self.rows, values),
             Which::Avx512(lanes) => lanes.add(&mut self.rows, values),
+            Which::Cuda(cuda) => self.on_device(cuda, |counting| counting.add(values)),
         }
+    }
+
+    /// Has the GPU do something, unless it has failed already.
+    fn on_device(
+        &mut self,
+        cuda: Cuda,
+        work: impl FnOnce(&mut Counting) -> Result<(), DeviceError>,
+    ) {
+        if self.failed.is_some() {
+            return;
+        }
+        let made = match self.counting.take() {
+            Some(counting) => Ok(counting),
+            None => cuda.counting(),
+        };
+        self.failed = made
+            .and_then(|counting| work(self.counting.insert(counting)))
+            .err();
+    }
+
+    /// Has f32 elements replayed by the backend, beside the sketch and until it is finished, where it can do that: says whether.
+    pub(crate) fn replay(&mut self, plan: &Arc<Replay>) -> bool {
+        let Which::Cuda(cuda) = self.backend.0 else {
+            return false;
+        };
+        self.on_device(cuda, |counting| counting.replay(plan));
+        true
+    }
+
+    fn replays(&self) -> bool {
+        self.counting.as_ref().is_some_and(Counting::replays)
+    }
+
+    /// What was replayed beside the sketch that was finished last.
+    pub(crate) fn take_replayed(&mut self) -> Option<Replayed> {
+        self.replayed.take()
     }
 
     /// Counts f16 `values`, as the f32 that they are.
@@ -137,11 +190,17 @@ impl Counter {
     }
 
     fn count_f16(&mut self, values: &[f16]) {
+        if let Which::Cuda(cuda) = self.backend.0 {
+            return self.on_device(cuda, |counting| counting.add_f16(values));
+        }
         let halves = self.f16.get_or_insert_with(Halves::new);
         halves.add(values.reinterpret_cast());
     }
 
     fn count_bf16(&mut self, values: &[bf16]) {
+        if let Which::Cuda(cuda) = self.backend.0 {
+            return self.on_device(cuda, |counting| counting.add_bf16(values));
+        }
         let halves = self.bf16.get_or_insert_with(Halves::new);
         halves.add(values.reinterpret_cast());
     }
@@ -164,7 +223,18 @@ impl Counter {
     }
 
     /// The sketch of all that was counted; the counts are empty afterwards and can be filled again.
+    ///
+    /// # Panics
+    /// When the backend is `cuda` and the GPU failed meanwhile; [`try_finish`](Counter::try_finish) returns that as an error.
     pub fn finish(&mut self) -> Sketch {
+        self.try_finish().expect("the GPU did not fail")
+    }
+
+    /// The sketch of all that was counted; the counts are empty afterwards and can be filled again.
+    ///
+    /// # Errors
+    /// When the backend is `cuda` and the GPU failed meanwhile. Other backends cannot fail.
+    pub fn try_finish(&mut self) -> Result<Sketch, DeviceError> {
         self.finish_with(|value| value, |_, _| ())
     }
 
@@ -174,9 +244,26 @@ impl Counter {
         &mut self,
         read_as: impl Fn(f32) -> f32,
         mut show: impl FnMut(f32, u64),
-    ) -> Sketch {
+    ) -> Result<Sketch, DeviceError> {
         self.rows.finish(&mut self.accumulator);
+        let counts = match (&mut self.counting, self.failed.take()) {
+            (Some(counting), None) => counting.finish().map(Some),
+            (None, None) => Ok(None),
+            (_, Some(failed)) => Err(failed),
+        };
+        let counts = match counts {
+            Ok(counts) => counts,
+            Err(failed) => {
+                // What it counted is lost, and so is the rest: everything begins anew.
+                self.counting = None;
+                self.accumulator.finish();
+                return Err(failed);
+            }
+        };
         let accumulator = &mut self.accumulator;
+        if let Some(row) = counts.as_ref().and_then(|counts| counts.sketch.as_ref()) {
+            add_row(accumulator, row);
+        }
         let mut each = |value: f32, times: u64| {
             let value = read_as(value);
             accumulator.add_repeated(value.to_bits(), times);
@@ -188,7 +275,41 @@ impl Counter {
         if let Some(halves) = &mut self.bf16 {
             halves.take(|bits, times| each(bf16::from_bits(bits).to_f32(), times));
         }
-        self.accumulator.finish()
+        if let Some(counts) = counts {
+            for (patterns, widened) in [
+                (
+                    counts.f16,
+                    (|bits| f16::from_bits(bits).to_f32()) as fn(u16) -> f32,
+                ),
+                (counts.bf16, |bits| bf16::from_bits(bits).to_f32()),
+            ] {
+                let seen = patterns.iter().flatten().enumerate();
+                for (pattern, &times) in seen.filter(|(_, times)| **times > 0) {
+                    each(widened(pattern as u16), times);
+                }
+            }
+            self.replayed = counts.replayed;
+        }
+        Ok(self.accumulator.finish())
+    }
+}
+
+/// Adds what a GPU counted: a head, then a count and then a sum for each bin.
+fn add_row(accumulator: &mut Accumulator, row: &[u64]) {
+    let (head, bins) = row.split_at(cuda::HEAD);
+    let (counts, sums) = bins.split_at(BINS);
+    accumulator.add_zeros(head[0]);
+    accumulator.add_nonfinite(head[1], head[2], head[3]);
+    if head[4] > 0 {
+        for (bin, (&count, &sum)) in counts.iter().zip(sums).enumerate() {
+            accumulator.add_bin(bin, count, sum);
+        }
+        accumulator.add_facts(
+            head[5] as u32,
+            head[4] as u32,
+            head[6] as u32,
+            head[7] as i32,
+        );
     }
 }
 
@@ -200,11 +321,16 @@ impl Backend {
             Which::Scalar => scalar::Scalar.errors(rounding, block),
             Which::Avx2(lanes) => lanes.errors(rounding, block),
             Which::Avx512(lanes) => lanes.errors(rounding, block),
+            // Blocks in host memory; those on a GPU are rounded there.
+            Which::Cuda(_) => Backend::auto().errors(rounding, block),
         }
     }
 }
 
-/// The sketch of `values` on the fastest backend, or on a given one.
+/// The sketch of `values` on a given backend.
+///
+/// # Panics
+/// When the backend is `cuda` and the GPU failed meanwhile.
 pub fn sketch(backend: Backend, values: &[f32]) -> Sketch {
     let mut counter = Counter::new(backend);
     counter.add(values);

@@ -133,6 +133,18 @@ impl Rounding {
         }
     }
 
+    /// Its numbers, in the order in which `kernels.cu` has them.
+    #[cfg(feature = "cuda")]
+    pub(super) fn parts(&self) -> [f64; 5] {
+        [
+            self.scale,
+            self.up,
+            self.smallest_normal,
+            self.first_nonzero,
+            self.first_overflow,
+        ]
+    }
+
     /// Σ |y − x·s| / |x| and Σ (y − x·s)², weighted, over the finite nonzero elements that stay finite.
     #[inline(always)]
     pub(super) fn errors_in(&self, block: &mut Block) -> [f64; 2] {

@@ -1,10 +1,11 @@
 //! Reading one tensor of a dump into a sketch, on as many threads as there are.
 
-use super::{Counter, MANY_HALVES, Pool};
+use super::{Counter, DeviceError, MANY_HALVES, Pool, Replay, Replayed};
 use crate::gradients::{Chunk, GradientsError, Kind, OpenDump};
 use crate::tally::Sketch;
 use rayon::prelude::*;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Bytes that a thread takes at a time. A large tensor is cut at fixed places, whatever the number of threads.
 const RANGE_BYTES: u64 = 16 << 20;
@@ -17,6 +18,10 @@ impl Beside for Nothing {
     fn add(&mut self, _: &[f32]) {}
     fn add_repeated(&mut self, _: f32, _: u64) {}
     fn end(&mut self) {}
+    fn replay(&self) -> Option<Arc<Replay>> {
+        None
+    }
+    fn take_replayed(&mut self, _: Replayed) {}
     fn join(&mut self, _: Nothing) {}
 }
 
@@ -28,6 +33,10 @@ pub(crate) trait Beside: Send {
     fn add_repeated(&mut self, value: f32, times: u64);
     /// The range ends here.
     fn end(&mut self);
+    /// What a backend needs to know that replays a whole range by itself.
+    fn replay(&self) -> Option<Arc<Replay>>;
+    /// What such a backend made of the elements that [`add`](Beside::add) was not shown.
+    fn take_replayed(&mut self, replayed: Replayed);
     /// Adds what the next range gave.
     fn join(&mut self, next: Self);
 }
@@ -52,9 +61,15 @@ pub(crate) fn read_tensor<B: Beside>(
     let one = |range: Option<Range<u64>>| {
         pool.with(|counter| {
             let halves = elements >= MANY_HALVES as u64;
+            let beside = beside();
+            let replays = beside
+                .as_ref()
+                .and_then(B::replay)
+                .is_some_and(|plan| counter.replay(&plan));
             let mut filling = Filling {
                 counter,
-                beside: beside(),
+                beside,
+                replays,
                 divisor,
                 halves,
                 values: Vec::new(),
@@ -66,7 +81,16 @@ pub(crate) fn read_tensor<B: Beside>(
             };
             // Emptied in any case, as the counter is lent again.
             let finished = filling.finish();
-            read.map(|()| finished)
+            read?;
+            finished.map_err(|source| GradientsError::Device {
+                path: open.path().to_owned(),
+                tensor: open
+                    .tensors()
+                    .get(tensor)
+                    .map(|meta| meta.name.clone())
+                    .unwrap_or_default(),
+                reason: source.to_string(),
+            })
         })
     };
     // Only a whole read can hold the checksums of an .npz to its members.
@@ -95,6 +119,8 @@ pub(crate) fn read_tensor<B: Beside>(
 struct Filling<'a, B> {
     counter: &'a mut Counter,
     beside: Option<B>,
+    /// Whether the backend replays f32 elements by itself.
+    replays: bool,
     divisor: Option<f64>,
     /// Whether 16-bit elements are counted by pattern.
     halves: bool,
@@ -123,12 +149,12 @@ impl<B: Beside> Filling<'_, B> {
             }
         };
         self.counter.add(values);
-        if let Some(beside) = &mut self.beside {
+        if let Some(beside) = self.beside.as_mut().filter(|_| !self.replays) {
             beside.add(values);
         }
     }
 
-    fn finish(mut self) -> (Sketch, Option<B>) {
+    fn finish(mut self) -> Result<(Sketch, Option<B>), DeviceError> {
         let divisor = self.divisor;
         let sketch = self.counter.finish_with(
             |value| divisor.map_or(value, |divisor| unscaled(value, divisor)),
@@ -138,10 +164,14 @@ impl<B: Beside> Filling<'_, B> {
                 }
             },
         );
+        let replayed = self.counter.take_replayed();
         if let Some(beside) = &mut self.beside {
             beside.end();
+            if let Some(replayed) = replayed {
+                beside.take_replayed(replayed);
+            }
         }
-        (sketch, self.beside)
+        Ok((sketch?, self.beside))
     }
 }
 

@@ -392,6 +392,30 @@ impl<'a, B: DrawingBackend> Canvas<'a, B> {
         Ok(())
     }
 
+    /// A filled band over points of (x, low, high); `opacity` from 0 to 1. Fewer than two points show nothing.
+    ///
+    /// # Errors
+    /// When the backend refuses.
+    pub fn band(
+        &self,
+        points: &[(f64, f64, f64)],
+        color: RGBColor,
+        opacity: f64,
+    ) -> Result<(), DrawError> {
+        if points.len() < 2 {
+            return Ok(());
+        }
+        let there = points.iter().map(|&(x, _, high)| (x, high));
+        let back = points.iter().rev().map(|&(x, low, _)| (x, low));
+        let outline = there
+            .chain(back)
+            .map(|point| self.at(point))
+            .collect::<Result<Vec<_>, _>>()?;
+        Ok(self
+            .area
+            .draw(&Polygon::new(outline, color.mix(opacity).filled()))?)
+    }
+
     /// A filled box between two corners, clipped to the frame; `opacity` from 0 to 1.
     ///
     /// # Errors

@@ -7,18 +7,22 @@
 //! which is part of the program, so no font library of the system is needed.
 
 mod axis;
+mod bands;
 mod binades;
 mod canvas;
 mod headroom;
+mod history;
 mod policies;
 mod rates;
 mod tradeoff;
 mod trajectory;
 
 pub use axis::{Axis, Ticks};
+pub use bands::Bands;
 pub use binades::Binades;
 pub use canvas::{Canvas, Dash, DrawError, Legend, Marker};
 pub use headroom::Headroom;
+pub use history::History;
 pub use policies::{Policies, PolicyBar};
 pub use rates::Rates;
 pub use tradeoff::{Point, Tradeoff};

@@ -2,7 +2,7 @@
 
 use super::json;
 use super::text::{self, count};
-use crate::scaling::diagnose::{Diagnosis, Filled, FilledKind, Verdict};
+use crate::scaling::diagnose::{Diagnosis, Filled, FilledKind};
 use crate::warning::Warning;
 use serde_json::{Value, json};
 
@@ -19,7 +19,8 @@ pub fn to_json(diagnoses: &[Diagnosis]) -> Value {
     })
 }
 
-fn log(diagnosis: &Diagnosis) -> Value {
+/// One log's part of it.
+pub fn log(diagnosis: &Diagnosis) -> Value {
     let scale = |value: Option<f64>| value.map(json::scale);
     let (head, tail) = shown(&diagnosis.events, MOST_EVENTS);
     json!({
@@ -74,72 +75,6 @@ fn event(event: &Filled) -> Value {
     })
 }
 
-/// The first words: what it is.
-fn headline(diagnosis: &Diagnosis) -> String {
-    let skipped = match (diagnosis.skipped_steps, diagnosis.skipped_min) {
-        (Some(1), _) => "1 step skipped".to_owned(),
-        (Some(n), _) => format!("{} steps skipped", count(n)),
-        (None, Some(1)) => "at least 1 step skipped".to_owned(),
-        (None, Some(n)) if n > 0 => format!("at least {} steps skipped", count(n)),
-        (None, Some(_)) => "no skipped step seen".to_owned(),
-        (None, None) => "no count of skipped steps".to_owned(),
-    };
-    let scale = match (diagnosis.first_scale, diagnosis.last_scale) {
-        (Some(first), Some(last)) if first == last => {
-            format!(", scale {}", shown_scale(diagnosis, last))
-        }
-        (Some(first), Some(last)) => format!(
-            ", scale {} -> {}",
-            shown_scale(diagnosis, first),
-            shown_scale(diagnosis, last)
-        ),
-        _ => String::new(),
-    };
-    let words = match diagnosis.verdict() {
-        Verdict::GenuineNonfinite => {
-            "Failure: inf or NaN is made in the model or the data, not by the scale"
-        }
-        Verdict::StepsNotSkipped => "Failure: updates with inf or NaN are applied",
-        Verdict::DivergenceEvent => "Failure: the loss blew up, and the scale followed",
-        Verdict::RankDesync => "Failure: several scalers with different scales",
-        Verdict::PinnedAtFloor => {
-            "Failure: the scale is at its floor and steps overflow all the same"
-        }
-        Verdict::ScaleSaturatedHigh if diagnosis.is_bad_news() => {
-            "Failure: the scale ran away to infinity"
-        }
-        Verdict::ScaleSaturatedHigh => "Harmless so far: the scale grows without resistance",
-        Verdict::SawtoothAtCeiling => "Normal: the scale keeps touching its ceiling",
-        Verdict::RampUpHarmless => {
-            "Normal: overflows at the start, while the scale finds its level"
-        }
-        Verdict::OverflowOutpacesGrowth => "Worth a change: the scale falls faster than it climbs",
-        Verdict::Healthy => "Healthy",
-        Verdict::RankDuplicates | Verdict::DisplayRounding | Verdict::CountersUnreliable => {
-            "Nothing but oddities of printing"
-        }
-        Verdict::NotLossScaling => "No loss scaling here",
-        Verdict::InsufficientEvidence => "cannot tell",
-    };
-    match diagnosis.verdict() {
-        Verdict::NotLossScaling => format!("{words}."),
-        Verdict::InsufficientEvidence
-            if diagnosis.first_scale.is_none() && diagnosis.skipped_steps.is_none() =>
-        {
-            format!("{words}.")
-        }
-        _ => format!("{words} ({skipped}{scale})."),
-    }
-}
-
-fn shown_scale(diagnosis: &Diagnosis, value: f64) -> String {
-    if diagnosis.log2 {
-        format!("2^{}", text::significant(value, 8))
-    } else {
-        text::scale(value)
-    }
-}
-
 /// One log as text. Control characters of the log never reach a terminal: only numbers and our own words are printed.
 pub fn to_text(diagnosis: &Diagnosis) -> String {
     let mut out = String::new();
@@ -147,7 +82,7 @@ pub fn to_text(diagnosis: &Diagnosis) -> String {
         out.push_str(line);
         out.push('\n');
     };
-    say(&headline(diagnosis));
+    say(&diagnosis.headline());
     say(&format!("Why: {}", diagnosis.why));
     match diagnosis.advice.split_first() {
         None => {}
@@ -232,8 +167,8 @@ fn table(diagnosis: &Diagnosis) -> String {
         // What no line prints stands in brackets.
         let scale = |value: Option<f64>, implied: bool| match value {
             None => "?".to_owned(),
-            Some(value) if implied => format!("({})", shown_scale(diagnosis, value)),
-            Some(value) => shown_scale(diagnosis, value),
+            Some(value) if implied => format!("({})", diagnosis.shown_scale(value)),
+            Some(value) => diagnosis.shown_scale(value),
         };
         let step = match (event.step, event.steps) {
             (Some(step), _) => count(step),

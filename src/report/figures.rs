@@ -1,7 +1,8 @@
 //! The figures of one run.
 
+use crate::analysis::HistogramSummary;
 use crate::float::{FP16, exp2};
-use crate::plot::{Binades, Headroom, Policies, Rates, Tradeoff, Trajectory};
+use crate::plot::{Bands, Binades, Headroom, Policies, Rates, Tradeoff, Trajectory};
 use crate::scaling::policy::{Defaults, PolicySpec};
 use crate::scaling::{Options, RecommendError, Recommendation, Run, Timeline, recommend};
 use crate::tally::{Role, Sketch, Trace};
@@ -13,6 +14,8 @@ pub struct Subject<'a> {
     pub label: &'a str,
     /// The record.
     pub trace: &'a Trace,
+    /// What its histograms say, where it holds some.
+    pub histograms: Option<&'a HistogramSummary>,
     /// The record, ready to be replayed.
     pub run: &'a Run,
     /// What the same run did in FP16, where it is known.
@@ -30,6 +33,8 @@ pub struct Figures {
     pub scale: (f64, String),
     /// Outcomes against the scale.
     pub rates: Option<Rates>,
+    /// The same as bands, where only histograms are known.
+    pub bands: Option<Bands>,
     /// Binades under the FP16 window.
     pub binades: Option<Binades>,
     /// Headroom of tensors over steps.
@@ -54,6 +59,11 @@ const COMPARED: [&str; 8] = [
     "paddle",
 ];
 
+/// The scales of the figures and the report: 2^-8 to 2^32.
+pub fn scales() -> Vec<f32> {
+    (-8..=32).map(|e| exp2(e) as f32).collect()
+}
+
 impl Figures {
     /// Replays and gathers what the figures show. `specs`, where given, are the policies to draw.
     ///
@@ -67,6 +77,7 @@ impl Figures {
         let Subject {
             label,
             trace,
+            histograms,
             run,
             real,
         } = subject;
@@ -85,8 +96,19 @@ impl Figures {
             Some(scale) => (scale, "the best static scale".to_owned()),
             None => (65536.0, "PyTorch's start".to_owned()),
         };
-        let scales: Vec<f32> = (-8..=32).map(|e| exp2(e) as f32).collect();
+        let scales = scales();
         let mut marks = vec![(65536.0, "PyTorch's start, 2^16".to_owned())];
+        let bands = histograms.map(|summary| Bands {
+            label: label.to_owned(),
+            format: FP16.name,
+            elements: summary.all.elements,
+            spreads: summary.all.spreads.clone(),
+            marks: fits(summary)
+                .into_iter()
+                .filter(|(scale, _)| (exp2(-8)..=exp2(32)).contains(scale))
+                .chain(marks.clone())
+                .collect(),
+        });
         if let Some(scale) = best_static {
             marks.push((scale, format!("best static, {}", super::text::scale(scale))));
         }
@@ -141,6 +163,7 @@ impl Figures {
         }
         let nonzero = sketch.as_ref().filter(|sketch| sketch.finite_nonzero() > 0);
         Ok(Figures {
+            bands,
             rates: nonzero.map(|sketch| Rates::of(label, sketch, FP16, &scales, marks)),
             binades: nonzero.map(|sketch| Binades {
                 label: label.to_owned(),
@@ -157,6 +180,23 @@ impl Figures {
             answer,
         })
     }
+}
+
+/// Where every tensor's largest element fits, as marks.
+fn fits(summary: &HistogramSummary) -> Vec<(f64, String)> {
+    let mark = |exponent: Option<i32>, what: &str| {
+        exponent.map(|e| (exp2(e), format!("{what} {}", super::text::scale(exp2(e)))))
+    };
+    [
+        mark(
+            summary.fits_from_log2,
+            "largest elements representable from",
+        ),
+        mark(summary.fits_until_log2, "nothing overflows up to"),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// All sampled parameter gradients, unscaled, in one sketch.

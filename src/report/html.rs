@@ -2,7 +2,10 @@
 
 use super::page::{RunReport, TensorRow};
 use super::{escape, table, text};
+use crate::analysis::{HistogramSummary, TensorSummary};
+use crate::float::exp2;
 use crate::plot::Figure;
+use crate::scaling::diagnose::Diagnosis;
 use crate::scaling::{Answer, Recommendation, percent};
 use std::fmt::Write;
 
@@ -64,20 +67,38 @@ fn section(html: &mut String, run: &RunReport, figures: &[(&'static str, Figure)
         escape(&run.label),
         escape(&run.summary())
     );
-    let (headline, mood) = match answer {
-        Some(answer) => (
-            answer.headline(),
-            match answer.verdict {
-                Answer::KeepDefault => "good",
-                _ => "bad",
-            },
-        ),
-        None => (
-            "Cannot tell: the record is too short for a recommendation.".to_owned(),
-            "bad",
-        ),
-    };
-    let _ = writeln!(html, "<h2 class=\"{mood}\">{}</h2>", escape(&headline));
+    let good = answer.is_some_and(|answer| answer.verdict == Answer::KeepDefault);
+    match &run.diagnosis {
+        None => {
+            let mood = if good { "good" } else { "bad" };
+            // The first sentence is the headline, the rest stands under it.
+            let headline = run.headline();
+            let (headline, rest) = match headline.split_once(": ") {
+                Some((head, rest)) if run.only_bounds() => (format!("{head}."), rest.to_owned()),
+                _ => (headline, String::new()),
+            };
+            let _ = writeln!(html, "<h2 class=\"{mood}\">{}</h2>", escape(&headline));
+            if let Some(first) = rest.chars().next() {
+                let rest = format!("{}{}", first.to_uppercase(), &rest[first.len_utf8()..]);
+                let _ = writeln!(html, "<p>{}</p>", escape(&rest));
+            }
+        }
+        Some(diagnosis) => {
+            diagnosed(html, diagnosis);
+            if let Some((name, figure)) = figures.first().filter(|(name, _)| *name == "history") {
+                drawing(html, name, figure);
+            }
+            if run.run.is_empty() {
+                warnings(html, run);
+                html.push_str("</section>\n");
+                return;
+            }
+            html.push_str("<h3>Another growth interval?</h3>\n");
+            if let Some(answer) = answer {
+                let _ = writeln!(html, "<p><b>{}</b></p>", escape(&answer.headline()));
+            }
+        }
+    }
     if let Some(answer) = answer {
         let as_good = answer.as_good().map_or(String::new(), |line| line + " ");
         let _ = writeln!(
@@ -100,7 +121,22 @@ fn section(html: &mut String, run: &RunReport, figures: &[(&'static str, Figure)
         escape(run.fits.word),
         escape(&run.fits.reason)
     );
+    let largest = run
+        .histograms
+        .as_ref()
+        .filter(|_| run.only_bounds())
+        .and_then(largest);
     match &run.first_overflow {
+        _ if largest.is_some() => {
+            let (tensor, until) = largest.unwrap_or_default();
+            let _ = writeln!(
+                html,
+                "<dt>First overflow</dt><dd>above scale {}, in <code>{}</code></dd>",
+                text::scale(exp2(until)),
+                escape(tensor)
+            );
+        }
+        _ if run.only_bounds() => {}
         Some((step, scale, tensor)) => {
             let tensor = tensor.as_ref().map_or(String::new(), |t| {
                 format!(", in <code>{}</code>", escape(t))
@@ -155,19 +191,95 @@ fn section(html: &mut String, run: &RunReport, figures: &[(&'static str, Figure)
         html.push_str("<h3>Settings to copy</h3>\n");
         settings(html, answer);
     }
-    for (name, figure) in figures {
-        let _ = writeln!(
-            html,
-            "<figure id=\"{name}\">{}<figcaption>{}</figcaption></figure>",
-            inline(&figure.svg),
-            escape(&figure.caption)
-        );
+    for (name, figure) in figures.iter().filter(|(name, _)| *name != "history") {
+        drawing(html, name, figure);
     }
     if !run.tensors.is_empty() {
         tensors(html, run);
     }
-    replays(html, run);
+    if let Some(summary) = &run.histograms {
+        flushed(html, summary);
+        bounded_tensors(html, run, summary);
+    }
+    if !run.only_bounds() {
+        replays(html, run);
+    }
     html.push_str("<h3>How this was computed</h3>\n<p>Each gradient is multiplied by the loss scale in f32 and rounded to FP16 (to nearest, ties to even); what is counted is the rounded result. Magnitudes up to 2^-25 become zero, those from 65520 infinity. Policies are replayed with the exact rules of their frameworks. Lost update is the mean over the steps of 1 where the step was skipped, else the share of nonzero elements flushed to zero at that step's scale, taken from the nearest sampled step.</p>\n</section>\n");
+}
+
+fn drawing(html: &mut String, name: &str, figure: &Figure) {
+    let _ = writeln!(
+        html,
+        "<figure id=\"{name}\">{}<figcaption>{}</figcaption></figure>",
+        inline(&figure.svg),
+        escape(&figure.caption)
+    );
+}
+
+/// What a log comes to: the verdict, why, and what to do.
+fn diagnosed(html: &mut String, diagnosis: &Diagnosis) {
+    let mood = if diagnosis.is_bad_news() {
+        "bad"
+    } else {
+        "good"
+    };
+    let _ = writeln!(
+        html,
+        "<h2 class=\"{mood}\">{}</h2>\n<dl><dt>Why</dt><dd>{}</dd>",
+        escape(&diagnosis.headline()),
+        escape(&diagnosis.why)
+    );
+    for (n, advice) in diagnosis.advice.iter().enumerate() {
+        let name = if n == 0 { "Do" } else { "" };
+        let _ = writeln!(html, "<dt>{name}</dt><dd>{}</dd>", escape(advice));
+    }
+    let _ = writeln!(
+        html,
+        "<dt>The log</dt><dd>{} ({}), {} lines; verdict <code>{}</code></dd>",
+        escape(diagnosis.format),
+        escape(diagnosis.framework),
+        text::count(diagnosis.lines),
+        diagnosis.verdict().as_str()
+    );
+    if let Some(interval) = diagnosis.growth_interval {
+        let how = if interval.said {
+            "stated in the log"
+        } else {
+            "from the distances between changes"
+        };
+        let _ = writeln!(
+            html,
+            "<dt>Growth interval</dt><dd>{} ({how})</dd>",
+            text::count(interval.steps)
+        );
+    }
+    if let Some(fit) = &diagnosis.fit {
+        let _ = writeln!(
+            html,
+            "<dt>Policy</dt><dd>these lines fit <code>{}</code> at {} of {} events</dd>",
+            escape(&fit.policy),
+            text::count(fit.agreed),
+            text::count(fit.events)
+        );
+    }
+    for (n, other) in diagnosis.what_if.iter().enumerate() {
+        let bounds = if other.skipped_low == other.skipped_high {
+            text::count(other.skipped_low)
+        } else {
+            format!(
+                "{} to {}",
+                text::count(other.skipped_low),
+                text::count(other.skipped_high)
+            )
+        };
+        let name = if n == 0 { "What if" } else { "" };
+        let _ = writeln!(
+            html,
+            "<dt>{name}</dt><dd><code>{}</code> would have skipped {bounds}</dd>",
+            escape(&other.policy)
+        );
+    }
+    html.push_str("</dl>\n");
 }
 
 /// PyTorch's lines in sight, the other frameworks' one click away.
@@ -293,6 +405,109 @@ fn tensor(html: &mut String, row: &TensorRow, sampled: bool) {
         }
     }
     html.push_str("</tr>\n");
+}
+
+/// The tensor that overflows first, and the largest power of two at which it does not.
+fn largest(summary: &HistogramSummary) -> Option<(&str, i32)> {
+    let until = summary.fits_until_log2?;
+    let amax = |tensor: &&TensorSummary| tensor.bounded.largest().unwrap_or(0.0);
+    let tensor = summary
+        .tensors
+        .iter()
+        .max_by(|a, b| amax(a).total_cmp(&amax(b)))?;
+    Some((&tensor.name, until))
+}
+
+/// Tensors that become zero as a whole, by name.
+fn flushed(html: &mut String, summary: &HistogramSummary) {
+    let flushed = summary.wholly_flushed();
+    if flushed.is_empty() {
+        return;
+    }
+    let _ = writeln!(
+        html,
+        "<h3>Flushed as a whole</h3>\n<p>{} of {} tensors become zero entirely at scale 1: their largest element is at most 2^-25. In a bias in front of a normalisation layer that is harmless: its true gradient is zero, and what is lost is rounding noise. Any other tensor among them does not train without a loss scale.</p>\n<ul>",
+        flushed.len(),
+        summary.tensors.len()
+    );
+    for tensor in flushed {
+        let amax = tensor.bounded.largest().unwrap_or(0.0);
+        let _ = writeln!(
+            html,
+            "<li><code>{}</code>: amax {}, representable from scale {}</li>",
+            escape(&tensor.name),
+            text::significant(amax.into(), 3),
+            text::scale(exp2(tensor.flushed_until_log2.unwrap_or(0)))
+        );
+    }
+    html.push_str("</ul>\n");
+}
+
+fn bounded_tensors(html: &mut String, run: &RunReport, summary: &HistogramSummary) {
+    let at = run.figures.scale.0;
+    html.push_str("<h3>Tensors, as their histograms bound them, worst first</h3>\n<div class=\"scroll\"><table class=\"sortable\"><thead><tr>");
+    let mut headings = vec![
+        "tensor".to_owned(),
+        "amax".to_owned(),
+        format!("headroom at {}", text::scale(at)),
+        "elements".to_owned(),
+        "zeros".to_owned(),
+    ];
+    headings.extend(
+        run.scales
+            .iter()
+            .map(|&s| format!("flushed at {}", text::scale(s))),
+    );
+    for heading in &headings {
+        let _ = write!(html, "<th><button>{}</button></th>", escape(heading));
+    }
+    html.push_str("</tr></thead><tbody>\n");
+    let mut tensors: Vec<&TensorSummary> = summary.tensors.iter().collect();
+    let flushed = |tensor: &TensorSummary| {
+        let spread = tensor.bounded.spreads.iter();
+        spread
+            .clone()
+            .find(|spread| f64::from(spread.loss_scale) == at)
+            .map_or((0.0, 0.0), |spread| spread.underflow_fraction())
+    };
+    tensors.sort_by(|a, b| {
+        let (a, b) = (flushed(a), flushed(b));
+        b.0.total_cmp(&a.0).then(b.1.total_cmp(&a.1))
+    });
+    for tensor in tensors {
+        let bounded = &tensor.bounded;
+        let _ = write!(html, "<tr><td><code>{}</code></td>", escape(&tensor.name));
+        let mut cell = |key: f64, shown: String| {
+            let _ = write!(html, "<td data-v=\"{key}\">{}</td>", escape(&shown));
+        };
+        let amax = f64::from(bounded.largest().unwrap_or(0.0));
+        cell(amax, table::bounded_amax(bounded));
+        let headroom = (65520.0 / (amax * at)).log2();
+        if amax > 0.0 {
+            cell(headroom, format!("{headroom:.1}"));
+        } else {
+            cell(-1e300, "-".to_owned());
+        }
+        cell(bounded.elements as f64, text::short_count(bounded.elements));
+        let whole = bounded.elements.max(1) as f64;
+        let (low, high) = bounded.zeros();
+        cell(
+            high as f64 / whole,
+            text::interval(low as f64 / whole, high as f64 / whole),
+        );
+        for &scale in &run.scales {
+            let at = bounded
+                .spreads
+                .iter()
+                .find(|spread| f64::from(spread.loss_scale) == scale);
+            match at.map(|spread| spread.underflow_fraction()) {
+                Some((low, high)) => cell(high, text::interval(low, high)),
+                None => cell(-1e300, "-".to_owned()),
+            }
+        }
+        html.push_str("</tr>\n");
+    }
+    html.push_str("</tbody></table></div>\n<p class=\"soft\">amax: largest absolute gradient over all logged steps. headroom: binades to overflow. zeros, flushed: least to most that the bins allow, of all elements and of the finite nonzero ones; where inside lies the truth, a histogram does not say.</p>\n");
 }
 
 fn replays(html: &mut String, run: &RunReport) {

@@ -1,8 +1,8 @@
 //! Results as JSON: stable keys, counts as integers, `null` for what is not known, `"inf"` for an infinite scale.
 
-use crate::analysis::{Analysis, Group, Rate};
-use crate::scaling::{Bounds, Candidate, Recommendation, Run, Simulated};
-use crate::tally::{Lost, Outcomes};
+use crate::analysis::{Analysis, Group, HistogramSummary, Rate, Shares};
+use crate::scaling::{Bounds, Candidate, Recommendation, Row, Run, Simulated, Swept};
+use crate::tally::{Lost, Outcomes, Spread};
 use crate::warning::Warning;
 use serde_json::{Map, Value, json};
 
@@ -47,8 +47,89 @@ pub fn analysis(analysis: &Analysis) -> Value {
     })
 }
 
+/// What histograms say of a run, in `gradscale.report/1`.
+pub fn histograms(summary: &HistogramSummary) -> Value {
+    let log2_scale = |exponent: Option<i32>| exponent.map(crate::float::exp2);
+    json!({
+        "elements": summary.all.elements,
+        "usable_scales": {
+            "from": log2_scale(summary.fits_from_log2),
+            "to": log2_scale(summary.fits_until_log2),
+        },
+        "flushed_wholly": summary.wholly_flushed().iter().map(|tensor| json!({
+            "tensor": tensor.name,
+            "amax": tensor.bounded.largest().map(f64::from),
+            "representable_from": log2_scale(tensor.flushed_until_log2),
+        })).collect::<Vec<_>>(),
+        "nonfinite_steps": summary.nonfinite_steps,
+        "rates": summary.all.spreads.iter().map(spread).collect::<Vec<_>>(),
+        "tensors": summary.tensors.iter().map(|tensor| json!({
+            "name": tensor.name,
+            "elements": tensor.bounded.elements,
+            "zeros": [tensor.bounded.zeros().0, tensor.bounded.zeros().1],
+            "amax": tensor.bounded.largest().map(f64::from),
+            "underflow_fraction": tensor.bounded.spreads.iter().map(|spread| json!({
+                "scale": f64::from(spread.loss_scale),
+                "bounds": [spread.underflow_fraction().0, spread.underflow_fraction().1],
+            })).collect::<Vec<_>>(),
+        })).collect::<Vec<_>>(),
+    })
+}
+
+/// The bounds at one scale.
+fn spread(spread: &Spread) -> Value {
+    let shares = Shares::of(spread);
+    let mut object = Map::new();
+    object.insert("scale".to_owned(), json!(f64::from(spread.loss_scale)));
+    object.insert(
+        "bounds".to_owned(),
+        bounds(&spread.low, &spread.high, Some(shares)),
+    );
+    Value::Object(object)
+}
+
+/// Least and most of each count, and of the fractions where those are not simply counts over a known number.
+fn bounds(low: &Outcomes, high: &Outcomes, shares: Option<Shares>) -> Value {
+    let pair = |of: fn(&Outcomes) -> u64| json!([of(low), of(high)]);
+    let mut bounds = Map::new();
+    let mut put = |key: &str, value: Value| {
+        bounds.insert(key.to_owned(), value);
+    };
+    put("underflow_to_zero", pair(|o| o.underflow_to_zero));
+    put("subnormal", pair(|o| o.subnormal));
+    put("normal", pair(|o| o.normal));
+    put("overflow_to_infinity", pair(|o| o.overflow_to_infinity));
+    if let Some(shares) = shares {
+        let share = |(low, high): (f64, f64)| json!([low, high]);
+        put("zero_in", pair(|o| o.zero_in));
+        put("underflow_fraction", share(shares.underflow));
+        put("overflow_fraction", share(shares.overflow));
+        put("underflow_l1_fraction", share(shares.l1));
+        put("underflow_l2_fraction", share(shares.l2));
+    }
+    Value::Object(bounds)
+}
+
 /// One group of `gradscale.analyze/1`.
 pub fn group(group: &Group) -> Value {
+    if let Some(bounded) = &group.bounded {
+        let (low, high) = bounded.zeros();
+        return json!({
+            "run": group.run,
+            "tensor": group.tensor,
+            "step": group.step,
+            "elements": bounded.elements,
+            // The least: no element is called a zero that may be none.
+            "zeros": low,
+            "zeros_at_most": high,
+            "inf": bounded.inf,
+            "nan": bounded.nan,
+            "amax": bounded.largest().map(f64::from),
+            "smallest_nonzero": null,
+            "captured_in": null,
+            "rates": group.rates.iter().map(rate).collect::<Vec<_>>(),
+        });
+    }
     let sketch = &group.sketch;
     json!({
         "run": group.run,
@@ -86,17 +167,8 @@ fn rate(rate: &Rate) -> Value {
     if let Some(why) = rate.why_not_exact {
         put("why_not_exact", json!(why.as_str()));
     }
-    if let Some((low, high)) = rate.bounds {
-        let pair = |of: fn(&Outcomes) -> u64| json!([of(&low), of(&high)]);
-        put(
-            "bounds",
-            json!({
-                "underflow_to_zero": pair(|o| o.underflow_to_zero),
-                "subnormal": pair(|o| o.subnormal),
-                "normal": pair(|o| o.normal),
-                "overflow_to_infinity": pair(|o| o.overflow_to_infinity),
-            }),
-        );
+    if let Some((low, high)) = &rate.bounds {
+        put("bounds", bounds(low, high, rate.shares));
     }
     if let Some(errors) = rate.errors {
         put("mean_relative_error", json!(errors.mean_relative_error));
@@ -204,8 +276,57 @@ pub fn recommendation(answer: &Recommendation, run: &Run) -> Value {
             "planted": "8 overflows in a row in every 10000 steps",
             "lost_update": {"recommended": recommended, "default": default},
         })),
+        "phases": answer.phases.iter().map(|phase| json!({
+            "from": phase.from,
+            "to": phase.to,
+            "drift_log2_per_1000_steps": phase.drift,
+            "growth_interval": phase.best,
+            "as_good": phase.as_good,
+            "lost_update": {"best": phase.lost_update.0, "default": phase.lost_update.1},
+        })).collect::<Vec<_>>(),
+        "horizon": answer.horizon.as_ref().map(|horizon| json!({
+            "steps": horizon.steps,
+            "extrapolated": true,
+            "resamplings": horizon.resamplings,
+            "block_length": horizon.block_length,
+            "intervals": horizon.intervals.iter().map(|at| json!({
+                "growth_interval": at.growth_interval,
+                "lost_update": at.lost_update.0,
+                "low": at.lost_update.1,
+                "high": at.lost_update.2,
+                "skipped": {"mean": at.skipped.0, "low": at.skipped.1, "high": at.skipped.2},
+            })).collect::<Vec<_>>(),
+        })),
         "settings": settings,
         "warnings": warnings(&answer.warnings),
+    })
+}
+
+/// What a sweep comes to, as a part of `gradscale.recommend/1`.
+pub fn swept(swept: &Swept, measure: crate::scaling::Measure) -> Value {
+    json!({
+        "keys": swept.keys,
+        "combinations": swept.rows,
+        "best": swept_row(swept, &swept.best, measure),
+        "own": swept_row(swept, &swept.own, measure),
+        "by_setting": swept.by_setting.iter().map(|row| swept_row(swept, row, measure)).collect::<Vec<_>>(),
+    })
+}
+
+fn swept_row(swept: &Swept, row: &Row, measure: crate::scaling::Measure) -> Value {
+    let settings: Map<String, Value> = swept
+        .keys
+        .iter()
+        .zip(&row.values)
+        .map(|(key, &value)| (key.clone(), json!(value)))
+        .collect();
+    json!({
+        "settings": settings,
+        "skipped": row.cost.skipped,
+        "skipped_low": row.skipped_bounds.0,
+        "skipped_high": row.skipped_bounds.1,
+        "skipped_at_start": row.cost.skipped_at_start,
+        "lost_update": row.cost.lost_update.map(|lost| measure.of(lost)),
     })
 }
 

@@ -1,11 +1,14 @@
 //! What the report says of a run, gathered once for the page and for `report.json`.
 
-use super::figures::{Figures, Subject};
+use super::figures::{self, Figures, Subject};
+
 use super::{json, text};
+use crate::analysis::HistogramSummary;
 use crate::builtin::BuiltIn;
 use crate::float::{FP16, exp2};
 use crate::input::NamedTrace;
-use crate::plot::{DEFAULT_SIZE, DrawError, Figure, Theme, svg};
+use crate::plot::{DEFAULT_SIZE, DrawError, Figure, History, Theme, svg};
+use crate::scaling::diagnose::Diagnosis;
 use crate::scaling::policy::{Defaults, PolicyError};
 use crate::scaling::{
     Answer, FEWEST_STEPS, Options, RecommendError, Run, RunOptions, Segment, Simulated, Timeline,
@@ -58,6 +61,8 @@ pub struct RunReport {
     pub scales: Vec<f64>,
     /// One row a tensor, worst first.
     pub tensors: Vec<TensorRow>,
+    /// What histograms say, where that is what was logged.
+    pub histograms: Option<HistogramSummary>,
     /// Whether FP16 fits.
     pub fits: Fits,
     /// The first step that the default policy skips after the start, and the tensor that overflows.
@@ -66,6 +71,8 @@ pub struct RunReport {
     pub real: Option<Trace>,
     /// What, where and how, for a built-in run.
     pub about: Option<Map<String, Value>>,
+    /// What a log comes to.
+    pub diagnosis: Option<Box<Diagnosis>>,
     /// What to know.
     pub warnings: Vec<Warning>,
 }
@@ -134,8 +141,15 @@ impl RunReport {
             label,
             kind,
             trace,
-            warnings,
+            histograms,
+            mut warnings,
+            diagnosis,
         } = named;
+        if diagnosis.is_some() {
+            // The page itself begins with it.
+            warnings.retain(|warning| warning.kind != Kind::Diagnosis);
+        }
+        let histograms = HistogramSummary::of(&trace, &histograms, &figures::scales());
         // A record that carries its own scales is what really happened.
         let real = real.or_else(|| {
             trace
@@ -149,6 +163,7 @@ impl RunReport {
         let subject = Subject {
             label: &label,
             trace: &trace,
+            histograms: histograms.as_ref(),
             run: &run,
             real: real.as_ref(),
         };
@@ -161,10 +176,10 @@ impl RunReport {
             Some(answer) => answer.warnings.clone(),
             None => run.warnings.clone(),
         };
-        if figures.answer.is_none() {
+        if figures.answer.is_none() && !run.is_empty() {
             warnings.push(Warning::new(
                 Kind::ShortRun,
-                format!("{} recorded steps, fewer than {FEWEST_STEPS}", run.recorded),
+                format!("{} recorded, fewer than {FEWEST_STEPS}", text::steps(run.recorded)),
                 "too few for a recommendation; what is here says what each scale does to these gradients",
                 "record a run of several growth intervals",
             ));
@@ -190,13 +205,20 @@ impl RunReport {
         if !scales.contains(&scale) {
             scales.push(scale);
         }
-        let tensors = tensor_rows(&trace, &run, &scales, scale);
+        let mut tensors = tensor_rows(&trace, &run, &scales, scale);
+        if histograms.is_some() {
+            // They have a table of their own, of intervals.
+            tensors.clear();
+        }
         let first_overflow = first_overflow(
             &timeline,
             &trace,
             default.build(Defaults::Framework)?.as_ref(),
         );
-        let fits = fits(&trace, &figures, options);
+        let fits = match &histograms {
+            Some(summary) => fits_of_histograms(summary),
+            None => fits(&trace, &figures, options),
+        };
         Ok(RunReport {
             label,
             kind,
@@ -204,10 +226,12 @@ impl RunReport {
             simulated,
             scales,
             tensors,
+            histograms,
             fits,
             first_overflow,
             real,
             about,
+            diagnosis,
             warnings,
             run,
         })
@@ -221,11 +245,19 @@ impl RunReport {
         let (size, theme) = (DEFAULT_SIZE, Theme::Screen);
         let figures = &self.figures;
         let mut drawn = Vec::new();
+        if let Some(figure) = self.diagnosis.as_deref().and_then(History::of) {
+            drawn.push(("history", svg(&figure, size, theme)?));
+        }
         if let Some(figure) = &figures.tradeoff {
             drawn.push(("tradeoff", svg(figure, size, theme)?));
         }
-        if !self.run.is_empty() {
+        // A handful of logged steps is no run to replay policies over.
+        let replayed = !self.run.is_empty() && !self.only_bounds();
+        if replayed {
             drawn.push(("trajectory", svg(&figures.trajectory, size, theme)?));
+        }
+        if let Some(figure) = &figures.bands {
+            drawn.push(("rates", svg(figure, size, theme)?));
         }
         if let Some(figure) = &figures.rates {
             drawn.push(("rates", svg(figure, size, theme)?));
@@ -233,10 +265,14 @@ impl RunReport {
         if let Some(figure) = &figures.binades {
             drawn.push(("binades", svg(figure, size, theme)?));
         }
-        if let Some(figure) = &figures.headroom {
+        if let Some(figure) = figures
+            .headroom
+            .as_ref()
+            .filter(|_| self.run.recorded > 1 || self.histograms.is_none())
+        {
             drawn.push(("headroom", svg(figure, size, theme)?));
         }
-        if !self.run.is_empty() {
+        if replayed {
             drawn.push(("policies", svg(&figures.policies, size, theme)?));
         }
         Ok(drawn)
@@ -253,6 +289,7 @@ impl RunReport {
             "recorded_steps": self.run.recorded,
             "verdict": answer.map_or("cannot_tell", |answer| answer.verdict.as_str()),
             "growth_interval": answer.and_then(|answer| answer.growth_interval),
+            "why": self.cannot_tell(),
             "recommend": answer.map(|answer| json::recommendation(answer, &self.run)),
             "simulate": self.simulated.iter().map(|(policy, s)| json::simulated_run(0, policy, s)).collect::<Vec<_>>(),
             "fits_fp16": {"answer": self.fits.word, "reason": self.fits.reason},
@@ -280,6 +317,7 @@ impl RunReport {
                     })
                 }).collect::<Vec<_>>(),
             })),
+            "histograms": self.histograms.as_ref().map(json::histograms),
             "tensors": self.tensors.iter().map(|row| json!({
                 "name": row.name,
                 "elements": row.sketch.elements(),
@@ -299,17 +337,56 @@ impl RunReport {
                 "first_scale": real.steps.first().and_then(|step| step.loss_scale),
                 "last_scale": real.steps.last().and_then(|step| step.loss_scale),
             })),
+            "diagnosis": self.diagnosis.as_deref().map(super::diagnosis::log),
             "about": self.about,
             "warnings": json::warnings(&self.warnings),
         })
     }
 
+    /// The first words: what the log comes to, or which interval to set.
+    pub fn headline(&self) -> String {
+        match (&self.diagnosis, &self.figures.answer) {
+            (Some(diagnosis), _) => diagnosis.headline(),
+            (None, Some(answer)) => answer.headline(),
+            (None, None) => self.cannot_tell().unwrap_or_default(),
+        }
+    }
+
+    /// Whether all there is are bounds of a few steps: histograms, too few for a recommendation.
+    pub fn only_bounds(&self) -> bool {
+        self.histograms.is_some() && self.figures.answer.is_none()
+    }
+
+    /// Why there is no recommendation, and what to record; `None` where there is one.
+    pub fn cannot_tell(&self) -> Option<String> {
+        if self.figures.answer.is_some() {
+            return None;
+        }
+        let Some(summary) = &self.histograms else {
+            return Some("Cannot tell: the record is too short for a recommendation.".to_owned());
+        };
+        let logged = text::steps(self.run.recorded);
+        Some(format!(
+            "Cannot tell the growth interval: histograms of {logged} bound what a scale does, and say nothing of how gradients move. {} To learn the interval, record step,amax at every step, or a trace with gradscale's Recorder.",
+            usable(summary)
+        ))
+    }
+
     /// One line on what the run is.
     pub fn summary(&self) -> String {
-        let tensors = self.tensors.len();
-        let mut line = format!("{}, {} steps", self.kind, text::count(self.run.len()));
+        let tensors = match &self.histograms {
+            Some(summary) => summary.tensors.len(),
+            None => self.tensors.len(),
+        };
+        let mut line = format!("{}, {}", self.kind, text::steps(self.run.len()));
         if tensors > 0 {
             line.push_str(&format!(", {tensors} tensors"));
+        }
+        if let Some(summary) = &self.histograms {
+            line.push_str(&format!(
+                ", {} elements in histograms",
+                text::count(summary.all.elements)
+            ));
         }
         if let Some(sketch) = &self.figures.sketch {
             line.push_str(&format!(
@@ -432,6 +509,51 @@ fn first_overflow(
         .map(|(n, _)| trace.tensors[n].name.clone())
         .filter(|name| name != "amax");
     Some((step, scale, named))
+}
+
+/// Which scales every tensor's largest element fits at, in a sentence.
+pub fn usable(summary: &HistogramSummary) -> String {
+    let scale = |exponent: i32| text::scale(exp2(exponent));
+    match (summary.fits_from_log2, summary.fits_until_log2) {
+        (Some(from), Some(until)) if from <= until => format!(
+            "Usable scales: {} to {}, at which the largest element of every tensor is representable and none overflows.",
+            scale(from),
+            scale(until)
+        ),
+        (Some(from), Some(until)) => format!(
+            "No one scale fits every tensor: the largest element of each is representable from {}, and nothing overflows up to {}.",
+            scale(from),
+            scale(until)
+        ),
+        _ => "No nonzero gradient was logged.".to_owned(),
+    }
+}
+
+fn fits_of_histograms(summary: &HistogramSummary) -> Fits {
+    let until = summary.fits_until_log2.map_or(0, |exponent| exponent);
+    let at = summary
+        .all
+        .spreads
+        .iter()
+        .find(|spread| f64::from(spread.loss_scale) == exp2(until));
+    let lost = at.map_or(String::new(), |spread| {
+        let (low, high) = spread.underflow_fraction();
+        let (_, norm) = spread.l2_fraction();
+        format!(
+            " At {} between {} and {} of the nonzero elements become zero, at most {} of the L2 norm.",
+            text::scale(exp2(until)),
+            text::fraction(low),
+            text::fraction(high),
+            text::fraction(norm)
+        )
+    });
+    Fits {
+        word: "unknown",
+        reason: format!(
+            "histograms bound underflow, they do not count it. {}{lost}",
+            usable(summary)
+        ),
+    }
 }
 
 /// Lost updates below this share count as fitting.

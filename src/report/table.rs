@@ -1,9 +1,11 @@
 //! Results as tables for a terminal, at most 100 columns wide.
 
 use super::text::{self, fraction, share, short_count, shortened};
-use crate::analysis::{Analysis, Group};
+use crate::analysis::{Analysis, Bounded, Group};
 use crate::float::FP16_OVERFLOW;
-use crate::scaling::{Answer, Basis, Recommendation, Simulated, percent};
+use crate::scaling::{
+    Answer, Basis, Measure, Recommendation, Row, Simulated, Swept, SweptKey, percent,
+};
 use crate::warning::Warning;
 
 /// Warnings as lines for stderr, each once.
@@ -22,10 +24,15 @@ pub fn warnings(warnings: &[Warning]) -> String {
 /// The scales of a table: a few of those analyzed, so that the lines fit.
 fn columns(group: &Group) -> Vec<usize> {
     let all: Vec<usize> = (0..group.rates.len()).collect();
-    if all.len() <= 6 {
+    if all.len() <= if group.bounded.is_some() { 3 } else { 6 } {
         return all;
     }
-    let wanted = [1.0, 256.0, 4096.0, 65536.0, 1_048_576.0, 16_777_216.0];
+    // Intervals are wide: three of them fit.
+    let wanted: &[f64] = if group.bounded.is_some() {
+        &[1.0, 65536.0, 1_048_576.0]
+    } else {
+        &[1.0, 256.0, 4096.0, 65536.0, 1_048_576.0, 16_777_216.0]
+    };
     let found: Vec<usize> = wanted
         .iter()
         .filter_map(|w| {
@@ -68,8 +75,14 @@ pub fn analysis(analysis: &Analysis) -> String {
         && groups.iter().any(|g| g.tensor.is_some())
     {
         let badness = |g: &Group| {
-            let outcomes = &g.rates[judged].outcomes;
-            (outcomes.overflow_fraction(), outcomes.underflow_fraction())
+            let rate = &g.rates[judged];
+            match rate.shares {
+                Some(shares) => (shares.overflow.1, shares.underflow.1),
+                None => (
+                    rate.outcomes.overflow_fraction(),
+                    rate.outcomes.underflow_fraction(),
+                ),
+            }
         };
         groups.sort_by(|a, b| {
             badness(b)
@@ -96,6 +109,14 @@ pub fn analysis(analysis: &Analysis) -> String {
                 (None, Some(step)) => format!("step {step}"),
                 (None, None) => "all".to_owned(),
             };
+            if let Some(bounded) = &group.bounded {
+                let name = if analysis.inputs.len() > 1 {
+                    format!("{}: {name}", group.run)
+                } else {
+                    name
+                };
+                return bounded_row(name, bounded, group, &columns);
+            }
             let headroom = match sketch.amax() {
                 Some(amax) if amax > 0.0 => format!("2^{:.1}", (FP16_OVERFLOW / amax).log2()),
                 _ => "-".to_owned(),
@@ -126,6 +147,9 @@ pub fn analysis(analysis: &Analysis) -> String {
         .collect();
     out.push('\n');
     out.push_str(&text::table(&headings, &rows));
+    if groups.iter().any(|group| group.bounded.is_some()) {
+        out.push_str("\na..b: histograms leave open where between them the share or count lies; zeros are of all elements.");
+    }
     let counted = analysis.backend.map_or(String::new(), |backend| {
         format!("Counted by {}.\n", backend.name())
     });
@@ -134,6 +158,46 @@ pub fn analysis(analysis: &Analysis) -> String {
         analysis.format.name
     ));
     out
+}
+
+/// amax of histograms: a number where it is known, else what it can be at most.
+pub fn bounded_amax(bounded: &Bounded) -> String {
+    match bounded.amax {
+        None => "-".to_owned(),
+        Some((least, most)) => {
+            let known = most - least <= most / 1024.0;
+            let shown = text::significant(most.into(), 3);
+            if known { shown } else { format!("≤{shown}") }
+        }
+    }
+}
+
+/// A row of intervals.
+fn bounded_row(name: String, bounded: &Bounded, group: &Group, columns: &[usize]) -> Vec<String> {
+    let headroom = match bounded.largest() {
+        Some(amax) if amax > 0.0 => format!("2^{:.1}", (FP16_OVERFLOW / amax).log2()),
+        _ => "-".to_owned(),
+    };
+    let (low, high) = bounded.zeros();
+    let whole = bounded.elements.max(1) as f64;
+    let mut row = vec![
+        shortened(&name, 24),
+        short_count(bounded.elements),
+        text::interval(low as f64 / whole, high as f64 / whole),
+        bounded_amax(bounded),
+        headroom,
+    ];
+    row.extend(columns.iter().map(|&c| {
+        let rate = &group.rates[c];
+        let (low, high) = rate.bounds.unwrap_or((rate.outcomes, rate.outcomes));
+        let shares = rate.shares.map_or((0.0, 1.0), |shares| shares.underflow);
+        match (low.overflow_to_infinity, high.overflow_to_infinity) {
+            (0, 0) => text::interval(shares.0, shares.1),
+            (a, b) if a == b => format!("inf {}", short_count(a)),
+            (a, b) => format!("inf {}..{}", short_count(a), short_count(b)),
+        }
+    }));
+    row
 }
 
 /// A table of policies over a run.
@@ -263,6 +327,50 @@ pub fn sureness(answer: &Recommendation) -> Vec<String> {
             percent(test.best)
         ));
     }
+    if let Some(horizon) = &answer.horizon {
+        let each: Vec<String> = horizon
+            .intervals
+            .iter()
+            .map(|at| {
+                let (mean, low, high) = at.lost_update;
+                format!(
+                    "{} loses {} ({} to {})",
+                    at.growth_interval,
+                    percent(mean),
+                    percent(low),
+                    percent(high)
+                )
+            })
+            .collect();
+        lines.push(format!(
+            "Over {} steps (extrapolated from {} resamplings): {}.",
+            text::count(horizon.steps),
+            horizon.resamplings,
+            each.join(", ")
+        ));
+    }
+    if !answer.phases.is_empty() {
+        let each: Vec<String> = answer
+            .phases
+            .iter()
+            .map(|phase| {
+                format!(
+                    "steps {} to {}: amax drifts {:+.2} binades per 1000, {} loses least ({}, the default {})",
+                    phase.from,
+                    phase.to,
+                    phase.drift,
+                    phase.best,
+                    percent(phase.lost_update.0),
+                    percent(phase.lost_update.1)
+                )
+            })
+            .collect();
+        let common = match crate::scaling::in_common(&answer.phases).is_empty() {
+            true => "no one interval suits them all",
+            false => "one interval can suit them all",
+        };
+        lines.push(format!("Phases: {}; {common}.", each.join("; ")));
+    }
     if let Some((recommended, default)) = answer.stress {
         lines.push(format!(
             "Stress: with a burst of 8 overflows planted in every 10,000 steps it would lose {}, the default {}.",
@@ -271,6 +379,80 @@ pub fn sureness(answer: &Recommendation) -> Vec<String> {
         ));
     }
     lines
+}
+
+/// A sweep for a terminal: the best row of each combination of the other keys, cheapest first.
+pub fn swept(swept: &Swept, measure: Measure) -> String {
+    let lost = |row: &Row| {
+        row.cost
+            .lost_update
+            .map_or("-".to_owned(), |lost| fraction(measure.of(lost)))
+    };
+    let skipped = |row: &Row| match row.skipped_bounds {
+        (low, high) if low == high => low.to_string(),
+        (low, high) => format!("{low}..{high}"),
+    };
+    let mut headings: Vec<&str> = swept.keys.iter().map(String::as_str).collect();
+    headings.extend(["skipped", "lost update", ""]);
+    let mut rows: Vec<&Row> = swept.by_setting.iter().collect();
+    rows.sort_by(|a, b| a.cost.j(measure).total_cmp(&b.cost.j(measure)));
+    let hidden = rows.len().saturating_sub(MOST_SWEPT);
+    let mut shown: Vec<Vec<String>> = rows
+        .iter()
+        .take(MOST_SWEPT)
+        .map(|row| {
+            let mut cells: Vec<String> = row.values.iter().map(|&v| text::scale(v)).collect();
+            let best = **row == swept.best;
+            cells.extend([
+                skipped(row),
+                lost(row),
+                if best { "best" } else { "" }.to_owned(),
+            ]);
+            cells
+        })
+        .collect();
+    let mut own: Vec<String> = swept.keys.iter().map(|_| "own".to_owned()).collect();
+    own.extend([skipped(&swept.own), lost(&swept.own), String::new()]);
+    shown.push(own);
+    let mut out = format!(
+        "\nSweep: {} combinations; the best of each setting, cheapest first:\n",
+        text::count(swept.rows)
+    );
+    out.push_str(&text::table(&headings, &shown));
+    if hidden > 0 {
+        out.push_str(&format!("… {hidden} more; --csv writes them all\n"));
+    }
+    out
+}
+
+/// Rows of a sweep that a terminal shows.
+const MOST_SWEPT: usize = 30;
+
+/// The heading of a sweep's CSV.
+pub fn swept_heading(keys: &[SweptKey]) -> String {
+    let mut line: String = keys.iter().map(|key| format!("{},", key.name)).collect();
+    line.push_str("skipped,skipped_low,skipped_high,skipped_at_start,growths,last_scale,lost_update_elements,lost_update_l1,lost_update_l2\n");
+    line
+}
+
+/// One row of a sweep's CSV.
+pub fn swept_line(row: &Row) -> String {
+    let mut line: String = row.values.iter().map(|value| format!("{value},")).collect();
+    let cost = &row.cost;
+    line.push_str(&format!(
+        "{},{},{},{},{},{}",
+        cost.skipped,
+        row.skipped_bounds.0,
+        row.skipped_bounds.1,
+        cost.skipped_at_start,
+        cost.growths,
+        cost.last_scale
+    ));
+    match cost.lost_update {
+        Some(lost) => line.push_str(&format!(",{},{},{}\n", lost.elements, lost.l1, lost.l2)),
+        None => line.push_str(",,,\n"),
+    }
+    line
 }
 
 /// The whole recommendation for a terminal.

@@ -1,4 +1,4 @@
-//! Bounds on the skips of PyTorch's policy where the record decides some steps only at some scales.
+//! Bounds on the skips of policies that double and halve, where the record decides some steps only at some scales.
 //!
 //! ```text
 //!   level   2^17  |        r=8 . .          a state is its level and the step of its last reset;
@@ -9,7 +9,7 @@
 //! Following every reachable state costs a step as much as there are states, up to a growth interval's worth a level.
 //! Here it costs the levels in use, and a run of a million steps takes well under a second.
 
-use super::policy::Doubling;
+use super::policy::{Doubling, Floor};
 use super::run::{Limits, Verdict};
 use std::collections::VecDeque;
 
@@ -70,58 +70,115 @@ impl Level {
     }
 }
 
-/// The least and the most skips over all readings of the undecided steps, from a fresh state at `first`; `None` where the
-/// scale leaves the grid, far below anything that a run comes back from.
-pub(super) fn bounds(limits: &[Limits], first: f32, rule: Doubling) -> Option<(u64, u64)> {
-    if !first.is_normal() {
+/// Scales of the grid: f32's normal ones.
+const GRID: std::ops::RangeInclusive<f64> = f32::MIN_POSITIVE as f64..=f32::MAX as f64;
+
+/// The least and the most skips over all readings of the undecided steps, from a fresh state at `first`; `None` where a
+/// floor or ceiling moves the scale off the grid. At the grid's lower end halving stops.
+pub(super) fn bounds(limits: &[Limits], first: f64, rule: Doubling) -> Option<(u64, u64)> {
+    if !GRID.contains(&first) || rule.hysteresis == 0 {
         return None;
     }
-    // The start with its halvings, as long as they are exact, and its doublings up to infinity.
+    // The start with its halvings, as long as they are exact, and its doublings.
     let mut scales = vec![first];
-    while scales[0] / 2.0 >= f32::MIN_POSITIVE {
+    while GRID.contains(&(scales[0] / 2.0)) {
         scales.insert(0, scales[0] / 2.0);
     }
     let start = scales.len() - 1;
-    while scales[scales.len() - 1].is_finite() {
+    while GRID.contains(&scales[scales.len() - 1]) {
         scales.push(scales[scales.len() - 1] * 2.0);
     }
-    let mut levels: Vec<Level> = scales.iter().map(|_| Level::default()).collect();
+    // Where a growth leads beyond f32's range, every step overflows.
+    let beyond = scales.len() - 1;
+    let up = |level: usize| -> Option<usize> {
+        let grown = scales[level] * 2.0;
+        match (grown <= rule.ceiling, scales[level] == rule.ceiling) {
+            (true, _) => Some((level + 1).min(beyond)),
+            (false, true) => Some(level),
+            // PyTorch stays where doubling would reach infinity.
+            (false, false) => (rule.ceiling == f64::from(f32::MAX)).then_some(level),
+        }
+    };
+    // Where a halving leads: a level, or the end of the training.
+    let down = |level: usize| -> Option<Option<usize>> {
+        let (scale, halved) = (scales[level], scales[level] / 2.0);
+        if level == beyond && rule.in_f32 {
+            return Some(Some(level));
+        }
+        match rule.floor {
+            Floor::StopsAt(floor) if scale == floor => return Some(None),
+            Floor::StopsBelow(floor) if halved <= floor => return Some(None),
+            Floor::Stays(floor) if scale == floor => return Some(Some(level)),
+            Floor::Stays(floor) | Floor::StopsAt(floor) if halved < floor => return None,
+            _ => {}
+        }
+        // Far below anything that a run comes back from, a step more or less tells nothing.
+        Some(Some(level.saturating_sub(1)))
+    };
+    // A node is a level and the overflows that are still forgiven there, plus one.
+    let forgiving = rule.hysteresis as usize;
+    let mut nodes: Vec<Level> = (0..scales.len() * forgiving)
+        .map(|_| Level::default())
+        .collect();
+    let late = rule.after_overflow.checked_sub(rule.interval)?;
     // Steps are counted so that a state reset at step r grows after step r + interval.
-    levels[start].push(0, 0, 0);
+    nodes[start * forgiving + forgiving - 1].push(late, 0, 0);
     let (mut bottom, mut top) = (start, start);
+    let mut ended: Option<(u64, u64)> = None;
+    let mut moved: Vec<(u64, usize, u64, u64)> = Vec::new();
     for (at, limits) in limits.iter().enumerate() {
-        let now = at as u64 + 1 + rule.tracker;
-        let mut moved: Vec<(usize, u64, u64)> = Vec::new();
+        let now = at as u64 + 1;
+        moved.clear();
         for level in bottom..=top {
-            let overflowed = match limits.at(scales[level]) {
-                Verdict::Clean => None,
-                Verdict::Unknown => levels[level].range(),
-                Verdict::Overflow => {
-                    let range = levels[level].range();
-                    levels[level].clear();
-                    range
-                }
+            let verdict = match level == beyond {
+                true => Verdict::Overflow,
+                false => limits.at(scales[level] as f32),
             };
-            if let Some((low, high)) = overflowed {
-                moved.push((level.checked_sub(1)?, low + 1, high + 1));
-            }
-            if let Some(reset) = now.checked_sub(rule.interval)
-                && let Some((low, high)) = levels[level].pop(reset)
-            {
-                // PyTorch never grows to infinity.
-                let finite = scales[level + 1].is_finite();
-                moved.push((level + usize::from(finite), low, high));
+            for left in 0..forgiving {
+                let node = level * forgiving + left;
+                let overflowed = match verdict {
+                    Verdict::Clean => None,
+                    Verdict::Unknown => nodes[node].range(),
+                    Verdict::Overflow => {
+                        let range = nodes[node].range();
+                        nodes[node].clear();
+                        range
+                    }
+                };
+                if let Some((low, high)) = overflowed {
+                    let (low, high) = (low + 1, high + 1);
+                    let to = if left > 0 {
+                        Some(node - 1)
+                    } else {
+                        down(level)?.map(|level| level * forgiving)
+                    };
+                    match to {
+                        Some(node) => moved.push((now + late, node, low, high)),
+                        None => {
+                            let (least, most) = ended.unwrap_or((u64::MAX, 0));
+                            ended = Some((least.min(low), most.max(high)));
+                        }
+                    }
+                }
+                if let Some(reset) = now.checked_sub(rule.interval)
+                    && let Some((low, high)) = nodes[node].pop(reset)
+                {
+                    moved.push((now, up(level)? * forgiving + forgiving - 1, low, high));
+                }
             }
         }
-        for (level, low, high) in moved {
-            bottom = bottom.min(level);
-            top = top.max(level);
-            levels[level].push(now, low, high);
+        // A queue takes its states in the order of their resets.
+        moved.sort_by_key(|(reset, ..)| *reset);
+        for &(reset, node, low, high) in &moved {
+            bottom = bottom.min(node / forgiving);
+            top = top.max(node / forgiving);
+            nodes[node].push(reset, low, high);
         }
     }
-    levels
+    nodes
         .iter()
         .filter_map(Level::range)
+        .chain(ended)
         .reduce(|(a, b), (c, d)| (a.min(c), b.max(d)))
 }
 
@@ -152,16 +209,48 @@ mod tests {
                     loss: None,
                 });
             }
+            let mut policies = vec![
+                "pytorch:init_scale=64",
+                "apex-amp:init_scale=64,max_loss_scale=256,min_loss_scale=8",
+                "apex-amp:init_scale=64",
+                "megatron:init_scale=64",
+                "megatron:init_scale=64,min_scale=16,hysteresis=3",
+                "deepspeed:init_scale=64,min_scale=4",
+                "deepspeed:init_scale=64,min_scale=8,hysteresis=1,raise_error_at_min_scale=false",
+                "deepspeed-legacy:init_scale=64,hysteresis=2",
+                "deepspeed-fp16-fused:init_scale=64",
+                "fairseq:init_scale=64,min_loss_scale=8",
+            ];
+            // Up to the end of f32's range, where nothing is known of any step.
+            let far = trace.steps.len() > 30;
+            if far {
+                for step in &mut trace.steps {
+                    (step.loss_scale, step.found_inf) = (Some(64.0), Some(false));
+                }
+                policies = vec![
+                    "pytorch:init_scale=1.329227995784916e36",
+                    "megatron:init_scale=1.329227995784916e36",
+                    "deepspeed:init_scale=1.329227995784916e36",
+                    "fairseq:init_scale=1.329227995784916e36",
+                ];
+            }
             let run = Run::new(&trace, RunOptions::default());
-            for interval in [1, 2, 3, 7, 50] {
-                let spec = format!("pytorch:growth_interval={interval},init_scale=64");
+            for (spec, interval) in policies
+                .iter()
+                .flat_map(|p| [1, 2, 3, 7, 50].map(|n| (p, n)))
+            {
+                let spec = format!("{spec},growth_interval={interval}");
                 let policy = PolicySpec::parse(&spec)
                     .and_then(|spec| spec.build(Defaults::Framework))
                     .expect("valid");
                 let slow = follow(&run, policy.as_ref());
                 assert!(slow.tight);
-                let fast = bounds(&run.limits, 64.0, policy.doubling().expect("doubles"));
-                assert_eq!(fast, Some((slow.low, slow.high)), "{interval} {trace:?}");
+                let fast = bounds(
+                    &run.limits,
+                    policy.loss_scale(),
+                    policy.doubling().expect("doubles"),
+                );
+                assert_eq!(fast, Some((slow.low, slow.high)), "{spec} {trace:?}");
             }
         }
     }

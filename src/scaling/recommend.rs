@@ -6,8 +6,10 @@
 //! known, the flushed part is unknown, and an interval is as good when its skips keep a budget.
 
 use super::confidence::{self, Backtest, Bootstrap};
+use super::horizon::{Horizon, horizon};
+use super::phases::{Phase, in_common, phases};
 use super::policy::{Defaults, PolicyError, PolicySpec};
-use super::run::Run;
+use super::run::{Limits, Run};
 use super::settings::{Framework, pytorch_static};
 use super::simulate::{Cost, Timeline, cost};
 use super::sweep::{Candidate, Choice, Density, Rule, choose, headroom_log2, static_scales};
@@ -34,10 +36,12 @@ pub struct Options {
     pub init_scale: Option<f64>,
     /// Seed of the bootstrap.
     pub seed: u64,
+    /// Also say what so many steps would cost, from resampled blocks.
+    pub horizon: Option<u64>,
 }
 
 impl Options {
-    /// The defaults of DESIGN: PyTorch's policy, elements, 0.0005, 0.001.
+    /// The defaults: PyTorch's policy, elements, 0.0005, 0.001.
     ///
     /// # Errors
     /// Never for the built-in policy.
@@ -49,6 +53,7 @@ impl Options {
             skip_budget: 0.001,
             init_scale: None,
             seed: 0,
+            horizon: None,
         })
     }
 }
@@ -147,6 +152,10 @@ pub struct Recommendation {
     pub best_static: Option<(f64, Cost)>,
     /// Its margin to the first overflow, in binades.
     pub best_static_headroom_log2: Option<f64>,
+    /// Phases of the run, where it has several.
+    pub phases: Vec<Phase>,
+    /// What a longer run would cost, where it was asked and can be told.
+    pub horizon: Option<Horizon>,
     /// The whole sweep.
     pub choice: Choice,
     /// How sure the sweep is; `None` where the record leaves steps undecided.
@@ -169,6 +178,11 @@ impl Recommendation {
         let default = self.default_interval;
         match (self.verdict, self.growth_interval) {
             (Answer::KeepDefault, _) => format!("Keep growth_interval {default}."),
+            (Answer::Change, Some(n)) if n == default => {
+                format!(
+                    "No growth_interval keeps the skips within the budget; {n} skips the fewest."
+                )
+            }
             (Answer::Change, Some(n)) => format!("Change growth_interval {default} → {n}."),
             (Answer::NotAScaleProblem, _) => {
                 "Not a scale problem: gradients are inf or NaN at any scale.".to_owned()
@@ -248,7 +262,7 @@ pub fn recommend(run: &Run, options: &Options) -> Result<Recommendation, Recomme
     let growth_interval = interval_of(&choice, default_interval);
     let init_scale = start(&timeline, &spec, growth_interval, rule, options)?;
     let statics = static_scales(&timeline)?;
-    let best_static = best_static(&statics, rule);
+    let best_static = best_static(run, &statics, rule);
     let best_static_headroom_log2 = best_static
         .as_ref()
         .and_then(|(scale, _)| headroom_log2(run, *scale));
@@ -334,6 +348,42 @@ pub fn recommend(run: &Run, options: &Options) -> Result<Recommendation, Recomme
             "--exclude to leave them out",
         ));
     }
+    let phases = phases(run, &timeline, &spec, options.measure, options.tolerance)?;
+    if !phases.is_empty() && in_common(&phases).is_empty() {
+        let each: Vec<String> = phases
+            .iter()
+            .map(|phase| format!("{} in steps {}..{}", phase.best, phase.from, phase.to))
+            .collect();
+        warnings.push(Warning::new(
+            Kind::Phases,
+            "no one growth interval suits all phases of the run",
+            format!("best would be {}", each.join(", ")),
+            "changing the interval when the phase ends (GradScaler.set_growth_interval), or a better start",
+        ));
+    }
+    let horizon = match options.horizon {
+        None => None,
+        Some(steps) => {
+            let mut intervals = vec![growth_interval, default_interval];
+            intervals.dedup();
+            let far = horizon(run, &spec, &intervals, options.measure, steps, options.seed)?;
+            warnings.push(match &far {
+                Some(_) => Warning::new(
+                    Kind::Extrapolated,
+                    format!("{steps} steps are strung together from blocks of {} recorded ones", run.len()),
+                    "a gradient that changes beyond the record is not in it",
+                    "recording a longer run",
+                ),
+                None => Warning::new(
+                    Kind::Extrapolated,
+                    format!("{steps} steps cannot be extrapolated"),
+                    "some steps' overflow is unknown at some scales, so no block can be replayed elsewhere",
+                    "recording amax at every step",
+                ),
+            });
+            far
+        }
+    };
     let (settings, pasted_warnings) = settings(
         &timeline,
         rule,
@@ -375,6 +425,8 @@ pub fn recommend(run: &Run, options: &Options) -> Result<Recommendation, Recomme
             .map(|(scale, _)| pytorch_static(*scale)),
         best_static,
         best_static_headroom_log2,
+        phases,
+        horizon,
         bootstrap,
         backtest: confidence::backtest(run, &spec, rule)?,
         stress: confidence::stress(run, &spec, rule, growth_interval, default_interval)?,
@@ -466,13 +518,18 @@ fn start(
     Ok(best)
 }
 
-/// The static scale with the least J, the smallest of equals; by budget, the largest that keeps it.
-fn best_static(statics: &[(f64, Cost)], rule: Rule) -> Option<(f64, Cost)> {
+/// The static scale with the least J, the smallest of equals; by budget, the largest that keeps it and at which some step
+/// is known to be clean: of larger ones the record says nothing.
+fn best_static(run: &Run, statics: &[(f64, Cost)], rule: Rule) -> Option<(f64, Cost)> {
     let best = match rule {
         Rule::LostUpdate { measure, .. } => statics
             .iter()
             .min_by(|a, b| a.1.j(measure).total_cmp(&b.1.j(measure))),
-        Rule::SkipBudget { budget } => statics.iter().rev().find(|(_, cost)| {
+        Rule::SkipBudget { budget } => statics.iter().rev().find(|(scale, cost)| {
+            let seen = |limits: &Limits| f64::from(limits.clean_below) > *scale;
+            if !run.limits.iter().any(seen) {
+                return false;
+            }
             let skips = cost.skipped - cost.skipped_anyway.min(cost.skipped);
             crate::tally::fraction(skips, cost.steps) <= budget
         }),

@@ -499,7 +499,7 @@ const READINGS_BUDGET: usize = 20_000_000;
 fn bounds(run: &Run, policy: &dyn Policy) -> Bounds {
     let quick = policy
         .doubling()
-        .and_then(|rule| super::censored::bounds(&run.limits, policy.loss_scale() as f32, rule));
+        .and_then(|rule| super::censored::bounds(&run.limits, policy.loss_scale(), rule));
     match quick {
         Some((low, high)) => Bounds {
             low,

@@ -27,6 +27,7 @@
 
 mod bins;
 mod captured;
+mod histogram;
 mod outcomes;
 pub mod series;
 mod sketch;
@@ -36,6 +37,7 @@ mod trace;
 pub use bins::{BINADES, BINS, Bin, MIN_EXPONENT, SUB_BIN_EDGES, SUB_BINS, bin_of, split};
 pub(crate) use bins::{SUB_BIN_BASES, sub_bin_of};
 pub use captured::{Capture, Captured};
+pub use histogram::{BinError, Histogram, MagnitudeBin, Moments, NORM_ERROR, Spread};
 pub(crate) use outcomes::fraction;
 pub use outcomes::{Lost, Outcomes, Replayed, WhyNotExact};
 pub use sketch::{Accumulator, Sketch, SketchError};

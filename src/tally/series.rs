@@ -31,6 +31,18 @@ pub enum SeriesError {
         /// The file.
         path: PathBuf,
     },
+    /// Scales that were averaged.
+    #[error(
+        "reading series {path:?}, line {line}: found column {found:?}, a mean of loss scales, which is no scale and cannot be replayed; expected step with loss_scale, the scale of that one step, and found_inf"
+    )]
+    Means {
+        /// The file.
+        path: PathBuf,
+        /// Line number, from 1.
+        line: usize,
+        /// The column.
+        found: String,
+    },
     /// The columns do not make a series.
     #[error(
         "reading series {path:?}, line {line}: found columns {found}, expected step with amax, or step with loss_scale and found_inf"
@@ -232,6 +244,16 @@ impl At<'_> {
         if places[1].is_none()
             || (places[2].is_none() && (places[3].is_none() || places[4].is_none()))
         {
+            let mean = |name: &&&str| {
+                name.contains("scale") && (name.contains("mean") || name.contains("avg"))
+            };
+            if let Some(found) = names.iter().find(mean) {
+                return Err(SeriesError::Means {
+                    path: self.path.to_owned(),
+                    line: self.line,
+                    found: crate::text::shortened(found, 60),
+                });
+            }
             let found = format!("{:?}", text.chars().take(200).collect::<String>());
             return Err(SeriesError::Columns {
                 path: self.path.to_owned(),

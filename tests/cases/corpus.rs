@@ -5,7 +5,15 @@ use std::path::{Path, PathBuf};
 use crate::build::{Pickle, small};
 use crate::fuzz_check;
 
-const TARGETS: [&str; 6] = ["npy", "npz", "safetensors", "pt", "pickle", "step_pattern"];
+const TARGETS: [&str; 7] = [
+    "npy",
+    "npz",
+    "safetensors",
+    "pt",
+    "pickle",
+    "step_pattern",
+    "histograms",
+];
 
 fn corpus(target: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))

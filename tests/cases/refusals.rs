@@ -748,6 +748,8 @@ fn every_way_to_fail_is_provoked() {
     }
     #[cfg(not(unix))]
     seen.insert("NotAFile".to_string());
+    // A GPU that fails while it counts: provoked by tests/kernel/cuda.rs.
+    seen.insert("Device".to_string());
 
     assert!(
         wrong.is_empty(),

@@ -1,5 +1,7 @@
 //! Runs with a known truth: a ceiling that the scale cannot pass, and a share of elements that underflows at it.
 
+#![allow(dead_code)] // Not every program that brings in this module needs all of it.
+
 use gradscale::scaling::statistics::Random;
 use gradscale::scaling::{Limits, Run, RunOptions, Underflow};
 use gradscale::tally::{Accumulator, Sketch, Trace};
@@ -25,6 +27,11 @@ pub fn gauss(random: &mut Random) -> f64 {
 /// A run of `steps` steps in which `underflow` of the elements is flushed at the ceiling, twice as many a binade below,
 /// and so on down to a half.
 pub fn run(shape: Shape, steps: usize, underflow: f64, seed: u64) -> Run {
+    run_with_noise(shape, steps, underflow, 0.12, seed)
+}
+
+/// The same, with another standard deviation of log2 amax.
+pub fn run_with_noise(shape: Shape, steps: usize, underflow: f64, noise: f64, seed: u64) -> Run {
     let mut random = Random::new(seed);
     let mut run = Run::new(&Trace::default(), RunOptions::default());
     let mut samples = (Vec::new(), Vec::new());
@@ -33,7 +40,7 @@ pub fn run(shape: Shape, steps: usize, underflow: f64, seed: u64) -> Run {
             Shape::Drifting => 6.0 * step as f64 / steps as f64,
             _ => 0.0,
         };
-        let mut amax_log2 = 16.0 - CEILING_LOG2 - 0.6 - fallen + 0.12 * gauss(&mut random);
+        let mut amax_log2 = 16.0 - CEILING_LOG2 - 0.6 - fallen + noise * gauss(&mut random);
         if shape == Shape::Spiky && random.below(200) == 0 {
             amax_log2 += 1.0 + 8.0 * random.unit();
         }

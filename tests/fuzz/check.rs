@@ -116,12 +116,92 @@ pub fn step_pattern(bytes: &[u8]) {
     }
 }
 
+/// A record of an event file around `data`, with its checksums.
+fn record(data: &[u8]) -> Vec<u8> {
+    let masked = |bytes: &[u8]| {
+        let crc = !bytes.iter().fold(!0u32, |crc, &byte| {
+            (0..8).fold(crc ^ u32::from(byte), |crc, _| {
+                (crc >> 1) ^ (0x82F6_3B78 & (crc & 1).wrapping_neg())
+            })
+        });
+        crc.rotate_right(15).wrapping_add(0xA282_EAD8)
+    };
+    let length = (data.len() as u64).to_le_bytes();
+    let mut bytes = length.to_vec();
+    bytes.extend(masked(&length).to_le_bytes());
+    bytes.extend(data);
+    bytes.extend(masked(data).to_le_bytes());
+    bytes
+}
+
+/// Histograms: the first byte says which kind of file the rest is. What is read replays to bounds that contain a point.
+#[allow(dead_code)]
+pub fn histograms(bytes: &[u8]) {
+    const NAMES: [&str; 5] = [
+        "events",
+        "wandb-summary.json",
+        "wandb-history.jsonl",
+        "dump.json",
+        "table.csv",
+    ];
+    let Some((kind, bytes)) = bytes.split_first() else {
+        return;
+    };
+    // The sixth kind is one event inside a whole record: a fuzzer does not find checksums.
+    let framed: Vec<u8>;
+    let (name, bytes) = match usize::from(*kind) % 6 {
+        5 => {
+            framed = record(bytes);
+            (NAMES[0], &framed[..])
+        }
+        kind => (NAMES[kind], bytes),
+    };
+    let runs = match gradscale::histograms::parse(bytes, name) {
+        Ok(runs) => runs,
+        Err(e) => {
+            let message = e.to_string();
+            assert!(message.contains("found"), "{message}");
+            assert!(message.len() < 8192, "a message of {} bytes", message.len());
+            return;
+        }
+    };
+    for run in runs {
+        for placed in run.histograms.iter().take(100) {
+            for scale in [2f32.powi(-20), 1.0, 65536.0, 1e30] {
+                let spread = placed
+                    .histogram
+                    .replay(gradscale::float::FP16, scale, false);
+                let (low, point, high) = (spread.low, spread.point, spread.high);
+                assert!(low.underflow_to_zero <= high.underflow_to_zero);
+                assert!(low.overflow_to_infinity <= high.overflow_to_infinity);
+                assert!(
+                    (low.underflow_to_zero..=high.underflow_to_zero)
+                        .contains(&point.underflow_to_zero)
+                );
+                assert_eq!(point.elements(), placed.histogram.elements());
+                for (least, most) in [
+                    spread.underflow_fraction(),
+                    spread.overflow_fraction(),
+                    spread.l1_fraction(),
+                    spread.l2_fraction(),
+                ] {
+                    assert!(
+                        0.0 <= least && least <= most && most <= 1.0,
+                        "{least}..{most}"
+                    );
+                }
+            }
+        }
+    }
+}
+
 /// The check of one target.
 #[allow(dead_code)]
 pub fn target(name: &str, bytes: &[u8]) {
     match name {
         "pickle" => pickle(bytes),
         "step_pattern" => step_pattern(bytes),
+        "histograms" => histograms(bytes),
         extension => file(extension, bytes),
     }
 }

@@ -1,6 +1,6 @@
 //! `gradscale compare`.
 
-use super::{Reading, choosing, print, print_json};
+use super::{Reading, choosing, only_counts, print, print_json};
 use crate::cli::args::CompareArgs;
 use crate::cli::{BAD_NEWS, CliError, DONE, values};
 use crate::input::Input;
@@ -34,6 +34,7 @@ pub fn run(args: &CompareArgs) -> Result<u8, CliError> {
                 found: found.len(),
             });
         }
+        only_counts("comparing", &found[0])?;
         traces.append(&mut found);
     }
     let [a, b] = traces.as_slice() else {

@@ -17,7 +17,7 @@ use super::terminal::Bar;
 use super::{CliError, DONE, values};
 use crate::builtin;
 use crate::gradients::{self, DumpScale, StepPattern};
-use crate::input::{Input, NamedTrace};
+use crate::input::{Input, InputError, NamedTrace};
 use crate::kernel::Backend;
 use crate::report::table;
 use crate::scaling::policy::PolicySpec;
@@ -118,8 +118,16 @@ impl Reading {
         })
     }
 
-    /// The inputs as traces; a series may hold several.
+    /// The inputs as traces to replay; a series may hold several.
     fn traces(&self, paths: &[PathBuf], demo: Option<Demo>) -> Result<Vec<NamedTrace>, CliError> {
+        let records = self.records(paths, demo)?.into_iter();
+        Ok(records
+            .map(NamedTrace::with_history)
+            .collect::<Result<_, _>>()?)
+    }
+
+    /// The inputs as traces, and logs even where they tell no history.
+    fn records(&self, paths: &[PathBuf], demo: Option<Demo>) -> Result<Vec<NamedTrace>, CliError> {
         let mut traces = Vec::new();
         for input in self.inputs(paths, demo)? {
             traces.extend(input.into_traces(&self.options, self.backend, &self.bar)?);
@@ -153,7 +161,7 @@ fn built_in(demo: Demo) -> builtin::Run {
 /// The choosing flags, validated.
 fn choosing(args: &ChoosingArgs) -> Result<Options, CliError> {
     Ok(Options {
-        policy: PolicySpec::parse(&args.policy)?,
+        policy: PolicySpec::parse(args.policy.as_deref().unwrap_or("pytorch"))?,
         measure: match args.measure {
             MeasureArg::Elements => Measure::Elements,
             MeasureArg::L1 => Measure::L1,
@@ -167,6 +175,32 @@ fn choosing(args: &ChoosingArgs) -> Result<Options, CliError> {
             .as_deref()
             .map(|text| values::scale("--init-scale", text))
             .transpose()?,
+        horizon: None,
+    })
+}
+
+/// The options for one input: where no policy was named, a log is replayed with its own framework's.
+fn choosing_for(args: &ChoosingArgs, options: &Options, trace: &NamedTrace) -> Options {
+    let own = trace
+        .diagnosis
+        .as_ref()
+        .filter(|_| args.policy.is_none())
+        .and_then(|diagnosis| PolicySpec::named(diagnosis.policy?).ok())
+        .filter(|spec| spec.with("growth_interval", 1000i64).is_ok());
+    Options {
+        policy: own.unwrap_or_else(|| options.policy.clone()),
+        ..options.clone()
+    }
+}
+
+/// Refuses histograms where counts are needed.
+fn only_counts(doing: &'static str, trace: &NamedTrace) -> Result<(), InputError> {
+    if trace.histograms.is_empty() {
+        return Ok(());
+    }
+    Err(InputError::OnlyBounds {
+        doing,
+        path: PathBuf::from(&trace.label),
     })
 }
 

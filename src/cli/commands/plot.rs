@@ -1,12 +1,13 @@
 //! `gradscale plot`.
 
-use super::{Reading, built_in, choosing};
+use super::{Reading, built_in, choosing, choosing_for};
+use crate::analysis::HistogramSummary;
 use crate::atomic;
 use crate::cli::args::{PlotArgs, PlotKind, ThemeArg};
 use crate::cli::{CliError, DONE, values};
 use crate::input::NamedTrace;
-use crate::plot::{Draw, DrawError, Size, Theme, png, svg};
-use crate::report::figures::{Figures, Subject};
+use crate::plot::{Draw, DrawError, History, Size, Theme, png, svg};
+use crate::report::figures::{self, Figures, Subject};
 use crate::scaling::policy::PolicySpec;
 use std::path::Path;
 
@@ -38,7 +39,7 @@ pub fn run(args: &PlotArgs) -> Result<u8, CliError> {
             (run.trace, Some(run.real))
         }
         None => {
-            let mut traces: Vec<NamedTrace> = reading.traces(&args.inputs, None)?;
+            let mut traces: Vec<NamedTrace> = reading.records(&args.inputs, None)?;
             if traces.len() != 1 {
                 return Err(CliError::SeveralRuns {
                     doing: "drawing",
@@ -48,11 +49,29 @@ pub fn run(args: &PlotArgs) -> Result<u8, CliError> {
             (traces.remove(0), None)
         }
     };
+    let out = Out {
+        path: &args.output,
+        data: args.data.as_deref(),
+        form,
+        size,
+        theme,
+    };
+    if let (PlotKind::History, Some(diagnosis)) = (args.kind, &trace.diagnosis) {
+        return out.write(&History::of(diagnosis).ok_or(CliError::NothingToDraw {
+            kind: "history",
+            found: format!("a log without scales ({})", diagnosis.verdict().as_str()),
+            expected: "a log that prints scales",
+        })?);
+    }
+    let trace = trace.with_history()?;
+    let options = choosing_for(&args.choosing, &options, &trace);
     let run = reading.run_of(&trace);
     reading.warn(&run.warnings);
+    let histograms = HistogramSummary::of(&trace.trace, &trace.histograms, &figures::scales());
     let subject = Subject {
         label: &trace.label,
         trace: &trace.trace,
+        histograms: histograms.as_ref(),
         run: &run,
         real: real.as_ref(),
     };
@@ -61,13 +80,6 @@ pub fn run(args: &PlotArgs) -> Result<u8, CliError> {
             input: trace.label.clone(),
             source,
         })?;
-    let out = Out {
-        path: &args.output,
-        data: args.data.as_deref(),
-        form,
-        size,
-        theme,
-    };
     let missing = |kind: &'static str, expected: &'static str| CliError::NothingToDraw {
         kind,
         found: format!(
@@ -79,11 +91,14 @@ pub fn run(args: &PlotArgs) -> Result<u8, CliError> {
         expected,
     };
     match args.kind {
-        PlotKind::Rates => out.write(
-            &figures
-                .rates
-                .ok_or_else(|| missing("rates", "sketches of gradients"))?,
-        ),
+        PlotKind::Rates => match figures.bands {
+            Some(bands) => out.write(&bands),
+            None => out.write(
+                &figures
+                    .rates
+                    .ok_or_else(|| missing("rates", "sketches or histograms of gradients"))?,
+            ),
+        },
         PlotKind::Binades => out.write(
             &figures
                 .binades
@@ -101,6 +116,7 @@ pub fn run(args: &PlotArgs) -> Result<u8, CliError> {
                 .ok_or_else(|| missing("tradeoff", "at least 100 recorded steps"))?,
         ),
         PlotKind::Policies => out.write(&figures.policies),
+        PlotKind::History => Err(missing("history", "a training log")),
     }
 }
 

@@ -1,6 +1,6 @@
 //! `gradscale report`.
 
-use super::{Reading, built_in, choosing, print};
+use super::{Reading, built_in, choosing, choosing_for, print};
 use crate::atomic;
 use crate::cli::args::{Demo, ReportArgs};
 use crate::cli::{CliError, DONE};
@@ -33,7 +33,8 @@ pub fn run(args: &ReportArgs) -> Result<u8, CliError> {
             )?);
         }
         None => {
-            for trace in reading.traces(&args.inputs, None)? {
+            for trace in reading.records(&args.inputs, None)? {
+                let options = choosing_for(&args.choosing, &options, &trace);
                 runs.push(RunReport::new(trace, reading.run_options, &options)?);
             }
         }
@@ -59,10 +60,7 @@ pub fn run(args: &ReportArgs) -> Result<u8, CliError> {
             files.push((name, figure.svg.clone().into_bytes()));
         }
         reading.warn(&run.warnings);
-        let line = match &run.figures.answer {
-            Some(answer) => answer.headline(),
-            None => "Cannot tell: the record is too short for a recommendation.".to_owned(),
-        };
+        let line = run.headline();
         said.push_str(&format!("{}: {line}\n", run.label));
         drawn.push((run, figures));
     }

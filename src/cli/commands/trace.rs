@@ -1,6 +1,6 @@
 //! `gradscale sketch` and `gradscale merge`: traces in and out.
 
-use super::{Reading, print};
+use super::{Reading, only_counts, print};
 use crate::cli::args::{MergeArgs, SketchArgs};
 use crate::cli::{CliError, DONE};
 use crate::input::Input;
@@ -25,6 +25,7 @@ pub fn sketch(args: &SketchArgs) -> Result<u8, CliError> {
             found: 0,
         });
     };
+    only_counts("sketching", &trace)?;
     reading.warn(&trace.warnings);
     write(&trace.trace, &args.output)
 }

@@ -2,6 +2,7 @@
 
 use super::verdict::Verdict;
 use super::{Diagnosis, FilledKind};
+use crate::text::{self, count};
 
 /// Why, in a few sentences.
 pub fn why(diagnosis: &Diagnosis) -> String {
@@ -225,4 +226,76 @@ fn plain(scale: f64) -> String {
 
 fn percent(share: f64) -> String {
     format!("{:.2} %", 100.0 * share)
+}
+
+impl Diagnosis {
+    /// The first words: what it is.
+    pub fn headline(&self) -> String {
+        let diagnosis = self;
+        let skipped = match (diagnosis.skipped_steps, diagnosis.skipped_min) {
+            (Some(1), _) => "1 step skipped".to_owned(),
+            (Some(n), _) => format!("{} steps skipped", count(n)),
+            (None, Some(1)) => "at least 1 step skipped".to_owned(),
+            (None, Some(n)) if n > 0 => format!("at least {} steps skipped", count(n)),
+            (None, Some(_)) => "no skipped step seen".to_owned(),
+            (None, None) => "no count of skipped steps".to_owned(),
+        };
+        let scale = match (diagnosis.first_scale, diagnosis.last_scale) {
+            (Some(first), Some(last)) if first == last => {
+                format!(", scale {}", diagnosis.shown_scale(last))
+            }
+            (Some(first), Some(last)) => format!(
+                ", scale {} -> {}",
+                diagnosis.shown_scale(first),
+                diagnosis.shown_scale(last)
+            ),
+            _ => String::new(),
+        };
+        let words = match diagnosis.verdict() {
+            Verdict::GenuineNonfinite => {
+                "Failure: inf or NaN is made in the model or the data, not by the scale"
+            }
+            Verdict::StepsNotSkipped => "Failure: updates with inf or NaN are applied",
+            Verdict::DivergenceEvent => "Failure: the loss blew up, and the scale followed",
+            Verdict::RankDesync => "Failure: several scalers with different scales",
+            Verdict::PinnedAtFloor => {
+                "Failure: the scale is at its floor and steps overflow all the same"
+            }
+            Verdict::ScaleSaturatedHigh if diagnosis.is_bad_news() => {
+                "Failure: the scale ran away to infinity"
+            }
+            Verdict::ScaleSaturatedHigh => "Harmless so far: the scale grows without resistance",
+            Verdict::SawtoothAtCeiling => "Normal: the scale keeps touching its ceiling",
+            Verdict::RampUpHarmless => {
+                "Normal: overflows at the start, while the scale finds its level"
+            }
+            Verdict::OverflowOutpacesGrowth => {
+                "Worth a change: the scale falls faster than it climbs"
+            }
+            Verdict::Healthy => "Healthy",
+            Verdict::RankDuplicates | Verdict::DisplayRounding | Verdict::CountersUnreliable => {
+                "Nothing but oddities of printing"
+            }
+            Verdict::NotLossScaling => "No loss scaling here",
+            Verdict::InsufficientEvidence => "cannot tell",
+        };
+        match diagnosis.verdict() {
+            Verdict::NotLossScaling => format!("{words}."),
+            Verdict::InsufficientEvidence
+                if diagnosis.first_scale.is_none() && diagnosis.skipped_steps.is_none() =>
+            {
+                format!("{words}.")
+            }
+            _ => format!("{words} ({skipped}{scale})."),
+        }
+    }
+
+    /// A scale of the log, as people read it.
+    pub fn shown_scale(&self, value: f64) -> String {
+        if self.log2 {
+            format!("2^{}", text::significant(value, 8))
+        } else {
+            text::scale(value)
+        }
+    }
 }

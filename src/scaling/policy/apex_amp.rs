@@ -14,7 +14,7 @@
 
 use super::registry::{Exception, Key, Kind, PolicyInfo, ScaleType, Settings, Value};
 use super::state::{Fields, number, state};
-use super::{Observed, Policy, PolicyError, State, Terminal, Update};
+use super::{Doubling, Floor, Observed, Policy, PolicyError, State, Terminal, Update};
 
 /// The registry's entry.
 pub(crate) const INFO: PolicyInfo = PolicyInfo {
@@ -109,6 +109,14 @@ impl Policy for ApexAmp {
 
     fn pass_quietly(&mut self, steps: u64) {
         self.unskipped += steps as i64;
+    }
+
+    fn doubling(&self) -> Option<Doubling> {
+        let interval = u64::try_from(self.scale_window).ok().filter(|n| *n > 0)?;
+        (self.dynamic && self.unskipped == 0 && self.scale > 0.0).then(|| Doubling {
+            floor: self.min_scale.map_or(Floor::None, Floor::Stays),
+            ..Doubling::plain(interval, self.max_scale)
+        })
     }
 
     fn save(&self) -> State {

@@ -23,7 +23,7 @@
 
 use super::registry::{Exception, Key, Kind, PolicyInfo, ScaleType, Settings, Value};
 use super::state::{Fields, number, state};
-use super::{Observed, Policy, PolicyError, State, Terminal, Update};
+use super::{Doubling, Floor, Observed, Policy, PolicyError, State, Terminal, Update};
 
 /// The registry's entry of `deepspeed`.
 pub(crate) const INFO: PolicyInfo = PolicyInfo {
@@ -236,6 +236,24 @@ impl Policy for DeepSpeed {
             self.cur_hysteresis = self.delayed_shift;
         }
         self.cur_iter += steps as i64;
+    }
+
+    fn doubling(&self) -> Option<Doubling> {
+        let plain = self.scale_factor == 2.0 && !self.consecutive_hysteresis;
+        let fresh = self.cur_iter == 0
+            && self.last_overflow_iter == -1
+            && self.cur_hysteresis == self.delayed_shift;
+        let interval = self.scale_window as u64;
+        let late = u64::from(self.name != LEGACY.name);
+        (plain && fresh).then(|| Doubling {
+            after_overflow: interval + late,
+            hysteresis: self.delayed_shift as u64,
+            floor: match self.raise_error_at_min_scale {
+                true => Floor::StopsAt(self.min_scale),
+                false => Floor::Stays(self.min_scale),
+            },
+            ..Doubling::plain(interval, f64::INFINITY)
+        })
     }
 
     fn fingerprint(&self) -> [u64; 2] {

@@ -11,7 +11,7 @@
 
 use super::registry::{Exception, Key, Kind, PolicyInfo, ScaleType, Settings, Value};
 use super::state::{Fields, number, state};
-use super::{Observed, Policy, PolicyError, State, Terminal, Update};
+use super::{Doubling, Floor, Observed, Policy, PolicyError, State, Terminal, Update};
 
 /// The registry's entry of the fused optimizer.
 pub(crate) const FUSED: PolicyInfo = PolicyInfo {
@@ -120,6 +120,16 @@ impl Policy for Fp16Optimizer {
 
     fn pass_quietly(&mut self, steps: u64) {
         self.cur_iter += steps as i64;
+    }
+
+    fn doubling(&self) -> Option<Doubling> {
+        let fresh = self.cur_iter == 0 && self.last_overflow_iter == -1;
+        let interval = self.scale_window as u64;
+        (self.scale_factor == 2.0 && fresh).then(|| Doubling {
+            after_overflow: interval + 1,
+            floor: Floor::Stays(self.min_scale),
+            ..Doubling::plain(interval, f64::INFINITY)
+        })
     }
 
     fn fingerprint(&self) -> [u64; 2] {

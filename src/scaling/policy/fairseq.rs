@@ -17,7 +17,7 @@
 
 use super::registry::{Exception, Key, Kind, PolicyInfo, ScaleType, Settings, Value};
 use super::state::{Fields, number, state};
-use super::{Observed, Policy, PolicyError, State, Terminal, Update};
+use super::{Doubling, Floor, Observed, Policy, PolicyError, State, Terminal, Update};
 
 /// The registry's entry.
 pub(crate) const INFO: PolicyInfo = PolicyInfo {
@@ -122,6 +122,15 @@ impl Policy for Fairseq {
 
     fn pass_quietly(&mut self, steps: u64) {
         self.iter += steps as i64;
+    }
+
+    fn doubling(&self) -> Option<Doubling> {
+        let plain = self.scale_factor == 2.0 && self.tolerance <= 0.0 && self.threshold.is_none();
+        let fresh = self.iter == 0 && self.last_overflow_iter == -1;
+        (plain && fresh).then(|| Doubling {
+            floor: Floor::StopsBelow(self.min_loss_scale),
+            ..Doubling::plain(self.scale_window as u64, f64::INFINITY)
+        })
     }
 
     fn fingerprint(&self) -> [u64; 2] {

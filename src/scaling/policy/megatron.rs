@@ -11,7 +11,7 @@
 
 use super::registry::{Exception, Key, Kind, PolicyInfo, ScaleType, Settings, Value};
 use super::state::{Fields, number, state};
-use super::{Observed, Policy, PolicyError, State, Terminal, Update};
+use super::{Doubling, Floor, Observed, Policy, PolicyError, State, Terminal, Update};
 
 /// The registry's entry.
 pub(crate) const INFO: PolicyInfo = PolicyInfo {
@@ -104,6 +104,17 @@ impl Policy for Megatron {
 
     fn pass_quietly(&mut self, steps: u64) {
         self.growth_tracker += steps as i64;
+    }
+
+    fn doubling(&self) -> Option<Doubling> {
+        let plain = self.growth_factor == 2.0 && self.backoff_factor == 0.5;
+        let fresh = self.growth_tracker == 0 && self.hysteresis_tracker == self.hysteresis;
+        (plain && fresh).then(|| Doubling {
+            hysteresis: self.hysteresis.max(1) as u64,
+            floor: Floor::Stays(self.min_scale.into()),
+            in_f32: true,
+            ..Doubling::plain(self.growth_interval as u64, f64::INFINITY)
+        })
     }
 
     fn fingerprint(&self) -> [u64; 2] {

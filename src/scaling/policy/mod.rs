@@ -92,13 +92,50 @@ pub enum Change {
     BackedOff,
 }
 
-/// PyTorch's rule with the factors 2 and 1/2: `interval` clean steps in a row double the scale, an overflow halves it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The rule that most policies share: so many clean steps in a row double the scale, an overflow halves it.
+///
+/// It speaks of a fresh policy.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Doubling {
-    /// Clean steps that bring growth.
+    /// Clean steps from one growth to the next.
     pub interval: u64,
-    /// Clean steps made since the last change.
-    pub tracker: u64,
+    /// Clean steps from the start or an overflow to a growth: `interval`, or one more.
+    pub after_overflow: u64,
+    /// Overflows since the last growth until one halves; 1 where each does.
+    pub hysteresis: u64,
+    /// What holds the scale up.
+    pub floor: Floor,
+    /// No growth leads above this.
+    pub ceiling: f64,
+    /// Whether doubling 2^127 gives infinity, from where no halving leads back; else a scale at which every step overflows.
+    pub in_f32: bool,
+}
+
+impl Doubling {
+    /// Every overflow halves, nothing holds the scale but a ceiling.
+    pub fn plain(interval: u64, ceiling: f64) -> Doubling {
+        Doubling {
+            interval,
+            after_overflow: interval,
+            hysteresis: 1,
+            floor: Floor::None,
+            ceiling,
+            in_f32: false,
+        }
+    }
+}
+
+/// What an overflow does at the lower end of the scale.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Floor {
+    /// There is no lower end.
+    None,
+    /// Half of it or less becomes this scale.
+    Stays(f64),
+    /// A halving of this scale ends the training.
+    StopsAt(f64),
+    /// A halving to this scale or below ends the training.
+    StopsBelow(f64),
 }
 
 /// The result of one [`Policy::update`].
@@ -164,8 +201,8 @@ pub trait Policy: std::fmt::Debug + Send + Sync {
         debug_assert_eq!(steps, 0, "a policy with quiet steps passes them itself");
     }
 
-    /// Where this is PyTorch's rule with doubling and halving: its interval, and how far it is. Bounds over undecided steps
-    /// are then found without following every state.
+    /// Where a fresh policy follows the rule of doubling and halving: its settings. Bounds over undecided steps are then
+    /// found without following every state.
     fn doubling(&self) -> Option<Doubling> {
         None
     }

@@ -117,8 +117,9 @@ impl Policy for TorchAmp {
         let interval = u64::try_from(self.growth_interval?)
             .ok()
             .filter(|n| *n > 0)?;
-        let tracker = u64::try_from(self.growth_tracker).ok()?;
-        (plain && tracker < interval).then_some(Doubling { interval, tracker })
+        // It never grows to infinity.
+        let largest = f64::from(f32::MAX);
+        (plain && self.growth_tracker == 0).then(|| Doubling::plain(interval, largest))
     }
 
     fn fingerprint(&self) -> [u64; 2] {
