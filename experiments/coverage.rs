@@ -24,6 +24,8 @@ fn main() {
         "shape,noise_log2,underflow_at_ceiling,steps,true_best_n,growths,expected_lost_update,covered,best_is_as_good,trials"
     );
     let options = Options::new().expect("built in");
+    // A word chooses the kinds of that shape alone.
+    let only = std::env::args().nth(1);
     for (shape, noise, underflow, steps) in [
         (Shape::Steady, 0.3, 1e-3, 20_000),
         (Shape::Steady, 0.3, 1e-2, 20_000),
@@ -36,6 +38,12 @@ fn main() {
         (Shape::Steady, 0.3, 1e-2, 2_000),
         (Shape::Spiky, 0.12, 1e-2, 2_000),
     ] {
+        if only
+            .as_ref()
+            .is_some_and(|only| *only != format!("{shape:?}"))
+        {
+            continue;
+        }
         let grid: Vec<u64> = (0..)
             .map(|i| 2f64.powf(f64::from(i) / 4.0).round() as u64)
             .take_while(|&n| n <= steps as u64)

@@ -21,7 +21,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Intervals that are tried.
-const INTERVALS: [u64; 9] = [50, 100, 200, 500, 1000, 2000, 4000, 10_000, 20_000];
+const INTERVALS: [u64; 17] = [
+    50, 70, 100, 128, 200, 280, 400, 500, 700, 1000, 1400, 2000, 2800, 4000, 5600, 10_000, 20_000,
+];
 
 /// A set of runs.
 struct Set {

@@ -6,7 +6,7 @@
 //!
 //! | part | what |
 //! |---|---|
-//! | `sketch` | f32 in memory, each data set and backend, against reading the same bytes (XOR) |
+//! | `sketch` | f32 in memory, each data set and backend, against reading the same bytes (XOR) and a bare table of counts |
 //! | `halves` | f16 and bf16 in memory, against reading the same bytes |
 //! | `replay` | exact replay of 41 scales, with and without errors, against the loops of `torch_loop.py` |
 //! | `file` | the program on a 1 GB `.npy` in the page cache, process included, against plain passes over it |
@@ -50,6 +50,17 @@ fn xor(values: &[f32]) -> u32 {
         lanes[0] ^= x.to_bits();
     }
     lanes.into_iter().fold(0, |all, x| all ^ x)
+}
+
+/// Counts the upper sixteen bits of every element in a table, and nothing else: what a table costs at the least, one addition
+/// in memory an element, whatever is made of it. Two tables take turns.
+fn table(values: &[f32], counts: &mut [Vec<u32>; 2]) {
+    let [even, odd] = counts;
+    let (pairs, _) = values.as_chunks::<2>();
+    for [a, b] in pairs {
+        even[(a.to_bits() >> 16) as usize] += 1;
+        odd[(b.to_bits() >> 16) as usize] += 1;
+    }
 }
 
 /// xorshift64.
@@ -180,9 +191,14 @@ fn sketch() {
         println!("{name}");
         let mut counters: Vec<Counter> =
             Backend::available().into_iter().map(Counter::new).collect();
+        let mut counts = [vec![0; 1 << 16], vec![0; 1 << 16]];
         let mut contenders = vec![contender("read", |values: &[f32]| {
             black_box(xor(values));
         })];
+        contenders.push(contender("bare table", |values: &[f32]| {
+            table(values, &mut counts);
+            black_box(&counts);
+        }));
         for counter in &mut counters {
             contenders.push(contender(counter.backend().name(), |values: &[f32]| {
                 counter.add(values);
@@ -229,10 +245,15 @@ fn halves() {
         );
         contest(
             &bf16s,
-            &mut [contender("bf16", |values: &[bf16]| {
-                other.add_bf16(values);
-                black_box(other.finish());
-            })],
+            &mut [
+                contender("read", |values: &[bf16]| {
+                    black_box(xor_halves(values.reinterpret_cast()));
+                }),
+                contender("bf16", |values: &[bf16]| {
+                    other.add_bf16(values);
+                    black_box(other.finish());
+                }),
+            ],
         );
     }
 }

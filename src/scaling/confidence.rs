@@ -3,7 +3,9 @@
 use super::policy::{Defaults, PolicyError, PolicySpec};
 use super::run::{Limits, Run};
 use super::simulate::{Segment, Timeline, cost};
-use super::statistics::{Random, block_length, quantile, rate_at_most, resampled_means};
+use super::statistics::{
+    Random, block_length, quantile, rate_at_most, resampled_means, student_quantile,
+};
 use super::sweep::{Choice, Density, Rule, choose};
 use rayon::prelude::*;
 
@@ -11,6 +13,10 @@ use rayon::prelude::*;
 const MOST_CANDIDATES: usize = 24;
 /// Resamplings.
 const RESAMPLINGS: usize = 999;
+/// A block is at least so many of the best interval long: climbing back after a spike takes one for each binade it cost.
+const MEMORY: f64 = 1.0;
+/// But so many blocks the run has at least.
+const FEWEST_BLOCKS: f64 = 20.0;
 /// A longer run is resampled in units of several steps, so that the work stays bounded; a block is at least one unit.
 const MOST_UNITS: usize = 4096;
 
@@ -87,7 +93,7 @@ fn near_the_least(choice: &Choice, rule: Rule) -> Vec<usize> {
         Rule::LostUpdate { tolerance, .. } => tolerance,
         Rule::SkipBudget { budget } => budget,
     };
-    let limit = 3.0 * badness(choice.best) + 4.0 * slack;
+    let limit = 1.5 * badness(choice.best) + 2.0 * slack;
     let near: Vec<usize> = (0..all.len()).filter(|&i| badness(i) <= limit).collect();
     let mut chosen = vec![choice.best, choice.recommended, choice.default];
     if let (Some(&first), Some(&last)) = (near.first(), near.last()) {
@@ -145,7 +151,9 @@ pub(super) fn resample(
             rule,
         )?));
     }
-    let length = length.max(unit as f64);
+    // A spike keeps the scale down for several intervals; a block that is shorter cuts its cost in pieces.
+    let memory = (MEMORY * interval(choice.best) as f64).min(steps as f64 / FEWEST_BLOCKS);
+    let length = length.max(memory).max(unit as f64);
     let in_units = length / unit as f64;
     let prefixes: Vec<Vec<f64>> = chosen
         .par_iter()
@@ -167,21 +175,14 @@ pub(super) fn resample(
     let means: Vec<Vec<f64>> = (0..chosen.len())
         .map(|c| draws.iter().map(|draw| draw[c]).collect())
         .collect();
-    let best = chosen.iter().position(|&i| i == choice.best).unwrap_or(0);
-    let mut as_good = vec![false; chosen.len()];
-    for (place, (&i, means_of)) in chosen.iter().zip(&means).enumerate() {
-        let mut sorted = means_of.clone();
-        sorted.sort_by(f64::total_cmp);
+    let points: Vec<f64> = prefixes
+        .iter()
+        .map(|prefix| prefix[prefix.len() - 1] / (prefix.len() - 1).max(1) as f64)
+        .collect();
+    let as_good = indistinguishable(&points, &draws);
+    for ((&i, means_of), &point) in chosen.iter().zip(&means).zip(&points) {
         choice.candidates[i].confidence =
-            Some((quantile(&sorted, 0.025), quantile(&sorted, 0.975)));
-        let mut differences: Vec<f64> = means_of
-            .iter()
-            .zip(&means[best])
-            .map(|(a, b)| a - b)
-            .collect();
-        differences.sort_by(f64::total_cmp);
-        // A difference whose 95 % interval reaches 0 cannot be told from none.
-        as_good[place] = quantile(&differences, 0.025) <= 0.0;
+            Some(interval_of_a_mean(point, means_of, steps as f64 / length));
     }
     if matches!(rule, Rule::LostUpdate { .. }) {
         for (place, &i) in chosen.iter().enumerate() {
@@ -218,6 +219,46 @@ pub(super) fn resample(
         effective_steps,
         skip_rate_at_most,
     }))
+}
+
+/// The 95 % interval of a mean from its resampled values, which come from so many blocks.
+///
+/// Costs are skewed: a run that met few spikes has a low mean and shows little spread, so percentiles miss the truth on one
+/// side. The interval is therefore Student's, with the resampled standard deviation, on a logarithmic scale, where the
+/// spread does not grow with the mean; and what few blocks tell is uncertain, which its degrees of freedom allow for.
+fn interval_of_a_mean(mean: f64, resampled: &[f64], blocks: f64) -> (f64, f64) {
+    let n = resampled.len() as f64;
+    let centre = resampled.iter().sum::<f64>() / n;
+    let variance = resampled.iter().map(|x| (x - centre).powi(2)).sum::<f64>() / (n - 1.0).max(1.0);
+    if mean <= 0.0 || variance <= 0.0 {
+        return (mean, mean);
+    }
+    let reach = student_quantile(0.975, (blocks - 1.0).max(1.0)) * variance.sqrt() / mean;
+    (mean * (-reach).exp(), (mean * reach.exp()).min(1.0))
+}
+
+/// Which means cannot be told from the least, at 95 %.
+///
+/// The least of several means is low by luck as well, so each mean is held against all the others at once: it stays unless
+/// it trails the least by more than the largest lead that chance alone brings about in 95 % of the resamplings (the
+/// centred maximum of White 2000, each candidate in turn taking the place of the benchmark).
+fn indistinguishable(means: &[f64], draws: &[Vec<f64>]) -> Vec<bool> {
+    let least = means.iter().copied().fold(f64::INFINITY, f64::min);
+    means
+        .iter()
+        .enumerate()
+        .map(|(c, &mean)| {
+            let mut chance: Vec<f64> = draws
+                .iter()
+                .map(|draw| {
+                    let behind = |other: usize| (draw[c] - mean) - (draw[other] - means[other]);
+                    (0..means.len()).map(behind).fold(0.0, f64::max)
+                })
+                .collect();
+            chance.sort_by(f64::total_cmp);
+            mean - least <= quantile(&chance, 0.95)
+        })
+        .collect()
 }
 
 /// An interval chosen on the first half of a run and scored on the second.

@@ -167,6 +167,47 @@ pub fn resampled_means(prefixes: &[Vec<f64>], mean_length: f64, random: &mut Ran
     sums.into_iter().map(|sum| sum / n as f64).collect()
 }
 
+/// The `p` quantile (0 < p < 1) of Student's t distribution with `freedom` degrees of freedom, by the expansion about the
+/// normal quantile (Abramowitz & Stegun 26.7.5); within 1 % from 3 degrees of freedom on.
+pub fn student_quantile(p: f64, freedom: f64) -> f64 {
+    let z = normal_quantile(p);
+    let g1 = (z.powi(3) + z) / 4.0;
+    let g2 = (5.0 * z.powi(5) + 16.0 * z.powi(3) + 3.0 * z) / 96.0;
+    let g3 = (3.0 * z.powi(7) + 19.0 * z.powi(5) + 17.0 * z.powi(3) - 15.0 * z) / 384.0;
+    let g4 = (79.0 * z.powi(9) + 776.0 * z.powi(7) + 1482.0 * z.powi(5)
+        - 1920.0 * z.powi(3)
+        - 945.0 * z)
+        / 92160.0;
+    z + g1 / freedom + g2 / freedom.powi(2) + g3 / freedom.powi(3) + g4 / freedom.powi(4)
+}
+
+/// The `p` quantile (0 < p < 1) of the normal distribution: Newton's method on its series.
+fn normal_quantile(p: f64) -> f64 {
+    // Φ(x) = 1/2 + φ(x)·(x + x³/3 + x⁵/15 + …), Marsaglia 2004.
+    let cumulative = |x: f64| {
+        let (mut sum, mut term, mut n) = (x, x, 1.0);
+        while term.abs() > 1e-17 && n < 400.0 {
+            n += 2.0;
+            term *= x * x / n;
+            sum += term;
+        }
+        0.5 + sum * density(x)
+    };
+    let mut x = 0.0;
+    for _ in 0..50 {
+        let step = (cumulative(x) - p) / density(x).max(1e-12);
+        x -= step.clamp(-1.0, 1.0);
+        if step.abs() < 1e-13 {
+            break;
+        }
+    }
+    x
+}
+
+fn density(x: f64) -> f64 {
+    (-x * x / 2.0).exp() / std::f64::consts::TAU.sqrt()
+}
+
 /// The `p` quantile of `sorted` values (ascending), linear between neighbours.
 pub fn quantile(sorted: &[f64], p: f64) -> f64 {
     let Some(last) = sorted.len().checked_sub(1) else {
@@ -317,6 +358,24 @@ mod tests {
             rate_at_most(5.0, 100.0)
         );
         assert_eq!(rate_at_most(3.0, 3.0), 1.0);
+    }
+
+    #[test]
+    fn students_quantiles_are_those_of_the_tables() {
+        for (freedom, expected) in [
+            (3.0, 3.182),
+            (5.0, 2.571),
+            (9.0, 2.262),
+            (30.0, 2.042),
+            (1e9, 1.960),
+        ] {
+            let found = student_quantile(0.975, freedom);
+            assert!(
+                (found - expected).abs() < 0.01 * expected,
+                "{freedom}: {found}"
+            );
+        }
+        assert!((normal_quantile(0.95) - 1.644_853_626_951).abs() < 1e-9);
     }
 
     #[test]
