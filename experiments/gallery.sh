@@ -10,6 +10,12 @@ for run in cnn transformer; do
     target/release/gradscale plot --demo "$run" --kind "$kind" -o "plots/$run-$kind.svg" --quiet
   done
 done
+# Logs: a scale that keeps touching its ceiling, and one that falls to the floor.
+for log in deepspeed-wrapped-sawtooth fairseq-diverge-floor; do
+  target/release/gradscale plot "tests/data/logs/$log.log" --kind history -o "plots/log-$log.svg" --quiet
+done
+# What other growth intervals would have cost real GPU runs: plots/gpu-runs.svg.
+cargo run --release --quiet --example gpu_runs > /dev/null
 # One run of a file of several: the header and its rows.
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

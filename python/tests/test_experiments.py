@@ -119,7 +119,7 @@ def test_the_fidelity_study_runs_and_goes_on_where_it_was(tmp_path):
     names = ("runs", "predictions", "regret", "causes", "sampling", "losses")
     before = {name: (tmp_path / f"{name}.csv").read_bytes() for name in names}
     predictions = rows(tmp_path / "predictions.csv")
-    assert len(predictions) == 3 * 2 * 4  # architectures, intervals, sources
+    assert len(predictions) == 3 * 2 * 4 + 2  # architectures, intervals, sources; inside attention too
     assert all(r["real_last_scale"] for r in predictions)
     assert {r["kind"] for r in rows(tmp_path / "runs.csv")} == {"fp32", "fp16", "fp16-nudged"}
     script(folder / "run.py", "--quick", "--out", tmp_path)

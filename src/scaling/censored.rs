@@ -129,10 +129,10 @@ pub(super) fn bounds(limits: &[Limits], first: f64, rule: Doubling) -> Option<(u
     for (at, limits) in limits.iter().enumerate() {
         let now = at as u64 + 1;
         moved.clear();
-        for level in bottom..=top {
+        for (level, &scale) in scales.iter().enumerate().take(top + 1).skip(bottom) {
             let verdict = match level == beyond {
                 true => Verdict::Overflow,
-                false => limits.at(scales[level] as f32),
+                false => limits.at(scale as f32),
             };
             for left in 0..forgiving {
                 let node = level * forgiving + left;

@@ -71,7 +71,7 @@ pub fn horizon(
                 .build(Defaults::Framework)
         })
         .collect::<Result<Vec<_>, _>>()?;
-    let drawn: Vec<Vec<(f64, f64)>> = (0..resamplings)
+    let drawn: Vec<Vec<Price>> = (0..resamplings)
         .into_par_iter()
         .map(|draw| {
             let seed = seed.wrapping_mul(0x9E37_79B9).wrapping_add(draw + 1);
@@ -83,8 +83,7 @@ pub fn horizon(
                 .collect()
         })
         .collect();
-    let summary = |of: &dyn Fn(&[(f64, f64)]) -> f64| {
-        let mut values: Vec<f64> = drawn.iter().map(|draw| of(draw)).collect();
+    let summary = |mut values: Vec<f64>| {
         values.sort_by(f64::total_cmp);
         let mean = values.iter().sum::<f64>() / values.len() as f64;
         (mean, quantile(&values, 0.025), quantile(&values, 0.975))
@@ -98,12 +97,15 @@ pub fn horizon(
             .enumerate()
             .map(|(at, &growth_interval)| AtHorizon {
                 growth_interval,
-                lost_update: summary(&|draw| draw[at].0),
-                skipped: summary(&|draw| draw[at].1),
+                lost_update: summary(drawn.iter().map(|draw| draw[at].0).collect()),
+                skipped: summary(drawn.iter().map(|draw| draw[at].1).collect()),
             })
             .collect(),
     }))
 }
+
+/// J and the skipped steps of one policy over one resampled run.
+type Price = (f64, f64);
 
 /// A run strung together from blocks of another.
 struct Resampled {
@@ -155,7 +157,7 @@ impl Resampled {
         timeline: &Timeline<'_>,
         policy: &dyn super::policy::Policy,
         measure: Measure,
-    ) -> (f64, f64) {
+    ) -> Price {
         let (mut skipped, mut lost, mut flushed, mut done) = (0, 0, 0.0, 0);
         timeline.replay(policy.clone_box().as_mut(), &mut |segment| {
             done = segment.to;

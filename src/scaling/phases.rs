@@ -215,11 +215,12 @@ fn cuts(run: &Run) -> Vec<usize> {
             })
             .collect(),
     ];
-    for k in 1..MOST_PHASES {
+    while best.len() < MOST_PHASES {
+        let fewer = &best[best.len() - 1];
         let row = (0..=n)
             .map(|to| {
                 (least..=to.saturating_sub(least))
-                    .map(|cut| (best[k - 1][cut].0 + sums.error(cut, to), cut))
+                    .map(|cut| (fewer[cut].0 + sums.error(cut, to), cut))
                     .fold((f64::INFINITY, 0), |a, b| if b.0 < a.0 { b } else { a })
             })
             .collect();
@@ -233,8 +234,8 @@ fn cuts(run: &Run) -> Vec<usize> {
         size * ((best[k][n].0 + grain) / size).ln() + 2.0 * parameters * size.ln()
     };
     let mut chosen = 0;
-    for k in 1..MOST_PHASES {
-        if best[k][n].0.is_finite() && criterion(k) < criterion(chosen) {
+    for (k, lines) in best.iter().enumerate() {
+        if lines[n].0.is_finite() && criterion(k) < criterion(chosen) {
             chosen = k;
         }
     }

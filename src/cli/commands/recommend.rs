@@ -110,7 +110,7 @@ enum Rows {
 /// Why a sweep ended early: its own reason, or nobody takes its rows.
 enum Failed {
     Sweep(crate::scaling::SweepError),
-    Cli(CliError),
+    Cli(Box<CliError>),
 }
 
 impl From<crate::scaling::SweepError> for Failed {
@@ -121,14 +121,14 @@ impl From<crate::scaling::SweepError> for Failed {
 
 impl From<CliError> for Failed {
     fn from(error: CliError) -> Failed {
-        Failed::Cli(error)
+        Failed::Cli(Box::new(error))
     }
 }
 
 impl Failed {
     fn about(self, args: &RecommendArgs) -> CliError {
         match self {
-            Failed::Cli(error) => error,
+            Failed::Cli(error) => *error,
             Failed::Sweep(source) => CliError::Sweep {
                 text: args.sweep.clone().unwrap_or_default(),
                 source,
