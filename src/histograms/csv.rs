@@ -283,16 +283,23 @@ pub(super) fn read(
         });
     }
     let several = runs.len() > 1;
-    runs.into_iter()
-        .map(|(run, builder)| {
-            let name = if several {
-                format!("run {run}")
-            } else {
-                String::new()
-            };
-            builder.finish(&name, path, reading)
-        })
-        .collect()
+    let (mut read, mut empty) = (Vec::new(), None);
+    for (run, builder) in runs {
+        let name = if several {
+            format!("run {run}")
+        } else {
+            String::new()
+        };
+        // Where globs leave nothing of one run, the others are still there.
+        match builder.finish(&name, path, reading) {
+            Ok(run) => read.push(run),
+            Err(error) => empty = empty.or(Some(error)),
+        }
+    }
+    match (read.is_empty(), empty) {
+        (true, Some(error)) => Err(error),
+        _ => Ok(read),
+    }
 }
 
 fn histogram(row: &Row<'_>) -> Result<(String, Role, Histogram), HistogramError> {

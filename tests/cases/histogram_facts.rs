@@ -474,6 +474,22 @@ fn a_gate_cannot_tell_where_the_limit_lies_inside_the_bounds() {
     assert_eq!(gate(&["--max-overflow", "0", "--at", "65536"]), Some(1));
 }
 
+/// Unknown zeros do not hide that every nonzero element of a tensor is flushed; a run without the tensor is passed over.
+#[test]
+fn a_gate_is_shut_by_a_tensor_that_is_flushed_as_a_whole() {
+    let path = data("wandb_cnn_grad_hist.csv");
+    let path = path.to_str().unwrap();
+    let gate = |glob: &str, scale: &str| {
+        let args = ["analyze", "-q", path, "--tensors", glob, "--any-tensor"];
+        run(&[&args[..], &["--max-underflow", "99%", "--at", scale]].concat())
+    };
+    assert_eq!(gate("layer2.1.first_conv.bias", "1").0, Some(1));
+    assert_eq!(gate("layer5.1.norm.bias", "1").0, Some(0));
+    let (status, _, err) = gate("nothing.at.all", "1");
+    assert_eq!(status, Some(2));
+    assert!(err.contains("no gradient"), "{err}");
+}
+
 #[test]
 fn what_needs_counts_refuses_histograms() {
     let path = data("wandb_cnn_grad_hist.csv");
