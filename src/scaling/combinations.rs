@@ -160,7 +160,7 @@ pub struct Swept {
     /// The combination that costs least, the first of equals.
     pub best: Row,
     /// For each combination of the other keys the interval that costs least, in the sweep's order; all rows where the
-    /// growth interval is not swept. At most [`MOST_SETTINGS`].
+    /// growth interval is not swept. At most 10,000.
     pub by_setting: Vec<Row>,
     /// The policy's own settings.
     pub own: Row,
