@@ -75,6 +75,48 @@ fn event(event: &Filled) -> Value {
     })
 }
 
+/// What follows from a log beside its verdict, each with what it is about: its interval, the policy it fits, what others
+/// would have skipped.
+pub(super) fn facts(diagnosis: &Diagnosis) -> Vec<(&'static str, String)> {
+    let mut facts = Vec::new();
+    if let Some(interval) = diagnosis.growth_interval {
+        let how = match interval.said {
+            true => "stated in the log",
+            false => "from the distances between changes",
+        };
+        facts.push((
+            "Interval",
+            format!("growth interval {} ({how})", count(interval.steps)),
+        ));
+    }
+    if let Some(fit) = &diagnosis.fit {
+        let seen = match fit.interval_seen {
+            true => "",
+            false => " (no growth is seen, so the interval is the default)",
+        };
+        facts.push((
+            "Policy",
+            format!(
+                "these lines fit {} at {} of {} events{seen}",
+                fit.policy,
+                count(fit.agreed),
+                count(fit.events)
+            ),
+        ));
+    }
+    for other in &diagnosis.what_if {
+        let bounds = match (other.skipped_low, other.skipped_high) {
+            (low, high) if low == high => count(low),
+            (low, high) => format!("{} to {}", count(low), count(high)),
+        };
+        facts.push((
+            "What if",
+            format!("{} would have skipped {bounds}", other.policy),
+        ));
+    }
+    facts
+}
+
 /// One log as text. Control characters of the log never reach a terminal: only numbers and our own words are printed.
 pub fn to_text(diagnosis: &Diagnosis) -> String {
     let mut out = String::new();
@@ -117,41 +159,8 @@ pub fn to_text(diagnosis: &Diagnosis) -> String {
             ),
         }
     ));
-    if let Some(interval) = diagnosis.growth_interval {
-        say(&format!(
-            "growth interval {} ({})",
-            count(interval.steps),
-            if interval.said {
-                "stated in the log"
-            } else {
-                "from the distances between changes"
-            }
-        ));
-    }
-    if let Some(fit) = &diagnosis.fit {
-        say(&format!(
-            "these lines fit {} at {} of {} events{}",
-            fit.policy,
-            count(fit.agreed),
-            count(fit.events),
-            if fit.interval_seen {
-                ""
-            } else {
-                " (no growth is seen, so the interval is the default)"
-            }
-        ));
-    }
-    for other in &diagnosis.what_if {
-        let bounds = if other.skipped_low == other.skipped_high {
-            count(other.skipped_low)
-        } else {
-            format!(
-                "{} to {}",
-                count(other.skipped_low),
-                count(other.skipped_high)
-            )
-        };
-        say(&format!("{} would have skipped {bounds}", other.policy));
+    for (_, fact) in facts(diagnosis) {
+        say(&fact);
     }
     if !diagnosis.events.is_empty() {
         say("");

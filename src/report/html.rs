@@ -241,43 +241,11 @@ fn diagnosed(html: &mut String, diagnosis: &Diagnosis) {
         text::count(diagnosis.lines),
         diagnosis.verdict().as_str()
     );
-    if let Some(interval) = diagnosis.growth_interval {
-        let how = if interval.said {
-            "stated in the log"
-        } else {
-            "from the distances between changes"
-        };
-        let _ = writeln!(
-            html,
-            "<dt>Growth interval</dt><dd>{} ({how})</dd>",
-            text::count(interval.steps)
-        );
-    }
-    if let Some(fit) = &diagnosis.fit {
-        let _ = writeln!(
-            html,
-            "<dt>Policy</dt><dd>these lines fit <code>{}</code> at {} of {} events</dd>",
-            escape(&fit.policy),
-            text::count(fit.agreed),
-            text::count(fit.events)
-        );
-    }
-    for (n, other) in diagnosis.what_if.iter().enumerate() {
-        let bounds = if other.skipped_low == other.skipped_high {
-            text::count(other.skipped_low)
-        } else {
-            format!(
-                "{} to {}",
-                text::count(other.skipped_low),
-                text::count(other.skipped_high)
-            )
-        };
-        let name = if n == 0 { "What if" } else { "" };
-        let _ = writeln!(
-            html,
-            "<dt>{name}</dt><dd><code>{}</code> would have skipped {bounds}</dd>",
-            escape(&other.policy)
-        );
+    let mut last = "";
+    for (name, fact) in super::diagnosis::facts(diagnosis) {
+        let shown = if name == last { "" } else { name };
+        let _ = writeln!(html, "<dt>{shown}</dt><dd>{}</dd>", escape(&fact));
+        last = name;
     }
     html.push_str("</dl>\n");
 }

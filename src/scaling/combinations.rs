@@ -5,8 +5,8 @@
 //!   init_scale=2^8..2^16,growth_factor=1.5,2   nine starts under each of two factors
 //! ```
 
-use super::policy::{Defaults, PolicyError, PolicySpec};
-use super::simulate::{Cost, Timeline, cost, simulate};
+use super::policy::{Defaults, PolicyError, PolicySpec, parse_number};
+use super::simulate::{Cost, Timeline, cost_with_bounds};
 use super::{Measure, Run};
 use crate::float::{exact_log2, exp2};
 use rayon::prelude::*;
@@ -92,9 +92,9 @@ pub fn parse(text: &str) -> Result<Vec<SweptKey>, SweepError> {
             return Err(bad(format!("{part:?} after an open range")));
         };
         match value.trim().split_once("..") {
-            None => values.push(number(value).ok_or_else(|| bad(format!("{value:?}")))?),
+            None => values.push(parse_number(value).ok_or_else(|| bad(format!("{value:?}")))?),
             Some((low, "")) => {
-                let low = number(low).filter(|low| low.fract() == 0.0 && *low >= 1.0);
+                let low = parse_number(low).filter(|low| low.fract() == 0.0 && *low >= 1.0);
                 let low = low.ok_or_else(|| bad(format!("{value:?}")))?;
                 if !values.is_empty() {
                     return Err(bad(format!("{part:?} after other values")));
@@ -104,7 +104,7 @@ pub fn parse(text: &str) -> Result<Vec<SweptKey>, SweepError> {
             Some((low, high)) => {
                 let powers = low.contains('^') || high.contains('^');
                 let end = |text: &str| {
-                    let number = number(text)?;
+                    let number = parse_number(text)?;
                     match powers {
                         true => exact_log2(number).map(i64::from),
                         false => (number.fract() == 0.0).then_some(number as i64),
@@ -122,21 +122,6 @@ pub fn parse(text: &str) -> Result<Vec<SweptKey>, SweepError> {
         }
     }
     Ok(keys)
-}
-
-fn number(text: &str) -> Option<f64> {
-    let text = text.trim();
-    let value = match text.split_once('^') {
-        Some(("2", exponent)) => exp2(
-            exponent
-                .parse()
-                .ok()
-                .filter(|e| (-149..=1000).contains(e))?,
-        ),
-        Some(_) => return None,
-        None => text.parse().ok()?,
-    };
-    Some(value).filter(|value: &f64| value.is_finite())
 }
 
 /// One combination's replay.
@@ -292,17 +277,11 @@ fn replay(
         };
     }
     let policy = spec.build(Defaults::Framework)?;
-    let cost = cost(timeline, policy.as_ref());
-    let bounds = if cost.undecided {
-        let bounds = simulate(timeline, policy.as_ref()).skipped;
-        (bounds.low, bounds.high)
-    } else {
-        (cost.skipped, cost.skipped)
-    };
+    let (cost, bounds) = cost_with_bounds(timeline, policy.as_ref());
     Ok(Row {
         values,
         cost,
-        skipped_bounds: bounds,
+        skipped_bounds: (bounds.low, bounds.high),
     })
 }
 
@@ -310,6 +289,7 @@ fn replay(
 mod tests {
     use super::*;
     use crate::scaling::RunOptions;
+    use crate::scaling::simulate::cost;
     use crate::tally::{TensorInfo, Trace};
 
     fn run() -> Run {

@@ -51,7 +51,7 @@ fn step_costs(
         .with("growth_interval", interval as i64)?
         .build(Defaults::Framework)?;
     timeline.replay(policy.as_mut(), &mut |segment: &Segment| {
-        if segment.skipped || segment.overflowed {
+        if segment.is_lost() {
             return;
         }
         match (rule, &run.underflow) {

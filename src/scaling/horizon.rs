@@ -4,10 +4,11 @@
 //! policies are replayed over that. Gradients that keep changing beyond the record are not in it: this is an extrapolation.
 
 use super::policy::{Defaults, PolicyError, PolicySpec};
-use super::run::Run;
+use super::run::{Run, RunOptions};
 use super::simulate::Timeline;
 use super::statistics::{Random, block_length, blocks, quantile};
 use super::underflow::Measure;
+use crate::tally::Trace;
 use rayon::prelude::*;
 
 /// The longest horizon.
@@ -144,7 +145,7 @@ impl Resampled {
                 recorded_scale: vec![None; limits.len()],
                 recorded: limits.len() as u64,
                 limits,
-                ..source.clone_facts()
+                ..Run::new(&Trace::default(), RunOptions::default())
             },
             blocks: starts,
         }
@@ -165,7 +166,7 @@ impl Resampled {
             if segment.skipped {
                 skipped += length;
             }
-            if segment.skipped || segment.overflowed {
+            if segment.is_lost() {
                 lost += length;
             } else if let Some(underflow) = &source.underflow {
                 let mut at = self
@@ -198,7 +199,6 @@ impl Resampled {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scaling::RunOptions;
     use crate::scaling::simulate::cost;
     use crate::tally::series;
 

@@ -132,7 +132,7 @@ fn lost_by_phase(
         let mut from = segment.from;
         while from < segment.to {
             let to = cuts[phase + 1].min(segment.to);
-            if segment.skipped || segment.overflowed {
+            if segment.is_lost() {
                 if started {
                     lost[phase] += (to - from) as f64;
                 }

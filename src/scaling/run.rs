@@ -278,24 +278,6 @@ impl Run {
         }
     }
 
-    /// The same run without any step.
-    pub(super) fn clone_facts(&self) -> Run {
-        Run {
-            first_step: self.first_step,
-            limits: Vec::new(),
-            recorded: 0,
-            amax: Vec::new(),
-            recorded_scale: Vec::new(),
-            underflow: None,
-            without_signal: self.without_signal.clone(),
-            first_nonfinite: self.first_nonfinite.clone(),
-            left_out: self.left_out.clone(),
-            captured: self.captured,
-            probed: self.probed,
-            warnings: Vec::new(),
-        }
-    }
-
     /// Number of steps replayed: last − first + 1.
     pub fn len(&self) -> u64 {
         self.limits.len() as u64

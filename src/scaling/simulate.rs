@@ -35,6 +35,13 @@ pub struct Segment {
     pub change: Change,
 }
 
+impl Segment {
+    /// Whether the steps' updates are lost as a whole: left out, or taken all the same with the infinities of an overflow.
+    pub fn is_lost(&self) -> bool {
+        self.skipped || self.overflowed
+    }
+}
+
 /// Minima over blocks of blocks of steps: finds the next step at or below a value in O(log).
 #[derive(Debug, Clone)]
 struct Minima {
@@ -401,8 +408,7 @@ pub fn cost(timeline: &Timeline<'_>, policy: &dyn Policy) -> Cost {
             started = true;
             burst = 0;
         }
-        if segment.skipped || segment.overflowed {
-            // A step that overflowed and was taken all the same wrote infinities: its update is lost as well.
+        if segment.is_lost() {
             lost_steps += length;
         } else if let Some(underflow) = &run.underflow {
             let sum = underflow.sum(segment.from, segment.to, segment.scale);
@@ -453,20 +459,9 @@ pub struct Simulated {
     pub worst_underflow: Option<Lost>,
 }
 
-/// Replays `policy` over the run, with bounds where the record leaves steps undecided.
-pub fn simulate(timeline: &Timeline<'_>, policy: &dyn Policy) -> Simulated {
+/// What `policy` costs over the run, and its skips over all readings of the steps that the record leaves undecided.
+pub(super) fn cost_with_bounds(timeline: &Timeline<'_>, policy: &dyn Policy) -> (Cost, Bounds) {
     let cost = cost(timeline, policy);
-    let mut worst = Lost::default();
-    if let Some(underflow) = &timeline.run().underflow {
-        timeline.replay(policy.clone_box().as_mut(), &mut |segment| {
-            if !segment.skipped && !segment.overflowed {
-                let one = underflow.worst(segment.from, segment.to, segment.scale);
-                worst.elements = worst.elements.max(one.elements);
-                worst.l1 = worst.l1.max(one.l1);
-                worst.l2 = worst.l2.max(one.l2);
-            }
-        });
-    }
     let skipped = if cost.undecided {
         let bounds = bounds(timeline.run(), policy);
         Bounds {
@@ -481,6 +476,23 @@ pub fn simulate(timeline: &Timeline<'_>, policy: &dyn Policy) -> Simulated {
             tight: true,
         }
     };
+    (cost, skipped)
+}
+
+/// Replays `policy` over the run, with bounds where the record leaves steps undecided.
+pub fn simulate(timeline: &Timeline<'_>, policy: &dyn Policy) -> Simulated {
+    let (cost, skipped) = cost_with_bounds(timeline, policy);
+    let mut worst = Lost::default();
+    if let Some(underflow) = &timeline.run().underflow {
+        timeline.replay(policy.clone_box().as_mut(), &mut |segment| {
+            if !segment.is_lost() {
+                let one = underflow.worst(segment.from, segment.to, segment.scale);
+                worst.elements = worst.elements.max(one.elements);
+                worst.l1 = worst.l1.max(one.l1);
+                worst.l2 = worst.l2.max(one.l2);
+            }
+        });
+    }
     let measured = cost.lost_update.is_some();
     Simulated {
         cost,

@@ -1,7 +1,7 @@
 //! Every growth interval replayed over one run, and the rule that picks one.
 
 use super::policy::{Defaults, PolicyError, PolicySpec};
-use super::simulate::{Cost, Timeline, cost, simulate};
+use super::simulate::{Cost, Timeline, cost, cost_with_bounds};
 use super::{Measure, Run};
 use crate::float::exp2;
 use rayon::prelude::*;
@@ -122,17 +122,11 @@ pub fn choose(
         let policy = spec
             .with("growth_interval", n as i64)?
             .build(Defaults::Framework)?;
-        let cost = cost(timeline, policy.as_ref());
-        let bounds = if cost.undecided {
-            let bounds = simulate(timeline, policy.as_ref()).skipped;
-            (bounds.low, bounds.high)
-        } else {
-            (cost.skipped, cost.skipped)
-        };
+        let (cost, bounds) = cost_with_bounds(timeline, policy.as_ref());
         Ok(Candidate {
             growth_interval: n,
             cost,
-            skipped_bounds: bounds,
+            skipped_bounds: (bounds.low, bounds.high),
             confidence: None,
         })
     };

@@ -54,6 +54,7 @@ mod tf_contrib;
 mod tf_keras;
 mod torch_amp;
 
+pub(in crate::scaling) use registry::parse_number;
 pub use registry::{Exception, Key, Kind, PolicyInfo, ScaleType, Value, find, policies};
 pub(crate) use state::{as_number, number};
 

@@ -166,7 +166,7 @@ impl Kind {
             "none" | "None" | "null" => Value::None,
             "true" | "True" => Value::Flag(true),
             "false" | "False" => Value::Flag(false),
-            _ => match (text.parse::<i64>(), number(text)) {
+            _ => match (text.parse::<i64>(), parse_number(text)) {
                 (Ok(i), _) => Value::Integer(i),
                 (_, Some(x)) => Value::Real(x),
                 _ => Value::Word(Cow::Owned(text.to_owned())),
@@ -219,7 +219,8 @@ impl Kind {
 }
 
 /// Reads `65536`, `1e-3` or `2^16`.
-fn number(text: &str) -> Option<f64> {
+pub(in crate::scaling) fn parse_number(text: &str) -> Option<f64> {
+    let text = text.trim();
     let x = match text.split_once('^') {
         Some((base, power)) => {
             let (base, power) = (
