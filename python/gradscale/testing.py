@@ -45,6 +45,7 @@ import json
 import math
 import os
 import sys
+from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from typing import IO, Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
@@ -55,24 +56,24 @@ __all__ = ["answer", "main", "serve"]
 Config = Mapping[str, Any]
 
 
-class _Subject:
+class _Subject(ABC):
     """What the loop talks to: one scaler, made anew by each `reset` and `load`."""
 
+    @abstractmethod
     def reset(self, config: Optional[Config]) -> Tuple[float, Optional[Config]]:
         """Starts anew; returns the scale and the part of ``config`` that was taken, None if it takes none."""
-        raise NotImplementedError
 
+    @abstractmethod
     def step(self, found_inf: bool) -> Tuple[float, bool]:
         """One optimizer step; returns the scale for the next one and whether this one was skipped."""
-        raise NotImplementedError
 
+    @abstractmethod
     def save(self) -> Any:
         """The state, as JSON can hold it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def load(self, state: Any) -> float:
         """Continues from ``state`` in a fresh scaler."""
-        raise NotImplementedError
 
 
 # ---- objects with update()

@@ -2,7 +2,7 @@
 //!
 //! memmap2's constructor is unsafe because the map changes underfoot when another process writes to the file, and
 //! reading past the end of a shortened file is a fatal signal. That is why maps are an option and not the default.
-#![allow(unsafe_code)]
+#![allow(unsafe_code)] // memmap2's constructor, the one call below
 
 use std::fs::File;
 use std::io;

@@ -1,5 +1,5 @@
 //! AVX2 where it is x86-64. The loop is explained in the [room's](crate::kernel) docs.
-#![allow(unsafe_code)]
+#![allow(unsafe_code)] // loads and stores by pointer, and calls into code compiled for the unit
 
 use crate::kernel::backend::Unavailable;
 use crate::kernel::lanes::{AHEAD, Facts, GROUP, Group, Lanes, Staged, scatter};

@@ -2,7 +2,7 @@
 //!
 //! cudarc finds the library and has the functions' types. It panics where the library or a function is missing, so both are
 //! looked for first ([`Device::find`]), and only functions of [`NEEDED`] are called.
-#![allow(unsafe_code)]
+#![allow(unsafe_code)] // the driver is C
 
 use super::DeviceError;
 use crate::kernel::backend::Unavailable;

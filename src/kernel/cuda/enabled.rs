@@ -6,7 +6,7 @@
 //!   copies               │ copy A │ copy B …           waits for the work on the device's A before it copies into it
 //!   work                          │ count A │ count B …
 //! ```
-#![allow(unsafe_code)]
+#![allow(unsafe_code)] // launches kernels with raw arguments
 
 use super::driver::{
     Argument, Buffer, Device, ERRORS_SHARED_BYTES, Event, Pinned, SKETCH_SHARED_BYTES, Stream,
