@@ -12,7 +12,7 @@ mod common;
 
 use common::synthetic::{Shape, run_with_noise};
 use gradscale::scaling::policy::{Defaults, PolicySpec};
-use gradscale::scaling::{Measure, Options, Timeline, cost, recommend};
+use gradscale::scaling::{Measure, Options, Timeline, cost, octaves, recommend};
 use rayon::prelude::*;
 
 /// Runs that the truth is the mean of, and runs that are recommended for.
@@ -44,10 +44,7 @@ fn main() {
         {
             continue;
         }
-        let grid: Vec<u64> = (0..)
-            .map(|i| 2f64.powf(f64::from(i) / 4.0).round() as u64)
-            .take_while(|&n| n <= steps as u64)
-            .collect();
+        let grid: Vec<u64> = octaves(4, steps as u64).collect();
         let policies: Vec<_> = grid
             .iter()
             .map(|&n| {

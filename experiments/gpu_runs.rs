@@ -15,9 +15,8 @@ use gradscale::plot::{
 use gradscale::scaling::policy::{Defaults, Observed, PolicySpec};
 use gradscale::scaling::{Run, RunOptions, Timeline, simulate};
 use gradscale::tally::{Step, Trace};
-use placement::{Seen, place};
+use placement::{Row, by_run, number, place, seen};
 use plotters::prelude::DrawingBackend;
-use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Intervals that are tried.
@@ -102,72 +101,24 @@ const SETS: [Set; 9] = [
     },
 ];
 
-type Row = BTreeMap<String, String>;
-
-fn runs(file: &str) -> Vec<Vec<Row>> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/data/gpu_runs")
-        .join(format!("{file}.csv"));
-    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path:?}: {error}"));
-    let mut lines = text.lines();
-    let header: Vec<&str> = lines.next().unwrap_or_default().split(',').collect();
-    let mut runs: Vec<Vec<Row>> = Vec::new();
-    for line in lines {
-        let row: Row = header
-            .iter()
-            .zip(line.split(','))
-            .map(|(k, v)| ((*k).to_owned(), v.to_owned()))
-            .collect();
-        match runs.last_mut() {
-            Some(rows) if rows[0]["run"] == row["run"] => rows.push(row),
-            _ => runs.push(vec![row]),
-        }
-    }
-    runs
-}
-
 /// The steps that overflowed, and the number of steps.
 fn overflows(set: &Set, rows: &[Row]) -> (Vec<u64>, u64) {
-    let number = |row: &Row, column: &str| row.get(column).and_then(|v| v.parse::<f64>().ok());
-    let last = rows
-        .iter()
-        .filter_map(|row| number(row, "step").or(number(row, "step_hi")))
-        .fold(0.0, f64::max) as u64;
-    let steps = set.steps.max(last + 1);
-    let spec = PolicySpec::parse(set.policy).expect("a policy");
-    let found: Vec<u64> = if rows[0].contains_key("step") {
-        rows.iter()
-            .filter(|row| row["found_inf"] == "1")
-            .filter_map(|row| number(row, "step"))
-            .map(|step| step as u64)
-            .collect()
-    } else {
-        let seen: Vec<Seen> = rows
-            .iter()
-            .filter_map(|row| {
-                let (low, high) = (number(row, "step_lo")?, number(row, "step_hi")?);
-                let scale = number(row, set.column)?;
-                Some(match row["found_inf"].as_str() {
-                    "1" => Seen::Overflow {
-                        low: low as i64,
-                        high: high as i64,
-                        after: scale,
-                    },
-                    _ => Seen::Reading {
-                        step: high as i64,
-                        scale,
-                    },
-                })
-            })
-            .collect();
+    let bracketed = !rows[0].contains_key("step");
+    let place_of = if bracketed { "step_hi" } else { "step" };
+    let last = rows.iter().map(|row| number(row, place_of) as u64).max();
+    let steps = set.steps.max(last.map_or(0, |last| last + 1));
+    let found: Vec<u64> = if bracketed {
+        let spec = PolicySpec::parse(set.policy).expect("a policy");
         let first = spec
             .build(Defaults::Class)
             .map_or(65_536.0, |policy| policy.loss_scale());
         let window = spec.growth_interval(Defaults::Class).unwrap_or(2000) as i64;
-        place(&seen, first, window)
-            .steps
-            .into_iter()
-            .map(|step| step as u64)
+        let placed = place(&seen(rows, set.column), first, window);
+        placed.steps.into_iter().map(|step| step as u64).collect()
+    } else {
+        rows.iter()
+            .filter(|row| row["found_inf"] == "1")
+            .map(|row| number(row, "step") as u64)
             .collect()
     };
     (found, steps)
@@ -221,7 +172,7 @@ fn main() {
             ),
             others: INTERVALS.iter().map(|&n| (n, 0, 0)).collect(),
         };
-        for (index, rows) in runs(set.file).iter().enumerate() {
+        for (index, rows) in by_run(&format!("{}.csv", set.file)).iter().enumerate() {
             let (found, steps) = overflows(set, rows);
             let trace = trace(set, &found, steps);
             bounds.own.0 += steps;

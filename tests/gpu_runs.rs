@@ -4,49 +4,14 @@
 mod placement;
 
 use gradscale::scaling::policy::{Defaults, Observed, Policy, PolicySpec};
-use placement::{Placed, Seen, place};
-use std::collections::BTreeMap;
+use placement::{Placed, Row, Seen, by_run, number, place, rows, seen};
 use std::path::Path;
-
-/// Rows of a CSV as maps from column to text.
-fn rows(name: &str) -> Vec<BTreeMap<String, String>> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/data/gpu_runs")
-        .join(name);
-    let text = std::fs::read_to_string(path).unwrap();
-    let mut lines = text.lines();
-    let header: Vec<&str> = lines.next().unwrap().split(',').collect();
-    let row = |line: &str| {
-        header
-            .iter()
-            .zip(line.split(','))
-            .map(|(k, v)| ((*k).to_owned(), v.to_owned()))
-            .collect()
-    };
-    lines.map(row).collect()
-}
-
-fn by_run(name: &str) -> Vec<Vec<BTreeMap<String, String>>> {
-    let mut runs: Vec<(String, Vec<_>)> = Vec::new();
-    for row in rows(name) {
-        let run = row.get("run").cloned().unwrap_or_default();
-        match runs.last_mut() {
-            Some((last, rows)) if *last == run => rows.push(row),
-            _ => runs.push((run, vec![row])),
-        }
-    }
-    runs.into_iter().map(|(_, rows)| rows).collect()
-}
 
 fn policy(text: &str) -> Box<dyn Policy> {
     PolicySpec::parse(text)
         .unwrap()
         .build(Defaults::Class)
         .unwrap()
-}
-
-fn number(row: &BTreeMap<String, String>, column: &str) -> f64 {
-    row[column].parse().unwrap()
 }
 
 fn step(policy: &mut dyn Policy, found_inf: bool) {
@@ -206,23 +171,6 @@ fn deepspeed_reproduces_the_scales_of_129_overflows_and_the_abort() {
     assert_eq!((equal, aborted), (129, 1));
 }
 
-/// A bracketed series, its rows with the same step and scale once.
-fn seen(run: &[BTreeMap<String, String>], scale: &str) -> Vec<Seen> {
-    run.iter()
-        .map(|row| match row["found_inf"].as_str() {
-            "1" => Seen::Overflow {
-                low: number(row, "step_lo") as i64,
-                high: number(row, "step_hi") as i64,
-                after: number(row, scale),
-            },
-            _ => Seen::Reading {
-                step: number(row, "step_hi") as i64,
-                scale: number(row, scale),
-            },
-        })
-        .collect()
-}
-
 /// How much of a set of runs fits a window, and the placements, each replayed by the policy itself.
 fn fitted(
     name: &str,
@@ -233,11 +181,6 @@ fn fitted(
 ) -> [(usize, usize); 2] {
     let mut sums = [(0, 0); 2];
     for run in by_run(name) {
-        // The last row of a run without a scale only says how long it is.
-        let run: Vec<_> = run
-            .into_iter()
-            .filter(|row| !row[scale].is_empty())
-            .collect();
         let rows = seen(&run, scale);
         let Placed {
             steps,

@@ -1,7 +1,7 @@
 //! Results as JSON: stable keys, counts as integers, `null` for what is not known, `"inf"` for an infinite scale.
 
 use crate::analysis::{Analysis, Group, HistogramSummary, Rate, Shares};
-use crate::scaling::{Bounds, Candidate, Recommendation, Row, Run, Simulated, Swept};
+use crate::scaling::{Bounds, Candidate, Recommendation, Row, Run, Simulated, Swept, octaves};
 use crate::tally::{Lost, Outcomes, Spread};
 use crate::warning::Warning;
 use serde_json::{Map, Value, json};
@@ -345,9 +345,7 @@ fn candidate(candidate: &Candidate, measure: crate::scaling::Measure) -> Value {
 /// An ascending grid of the sweep: quarter octaves, with the recommended interval and the default.
 pub fn shown_candidates(answer: &Recommendation) -> Vec<&Candidate> {
     let all = &answer.choice.candidates;
-    let mut places: Vec<usize> = (0..)
-        .map(|i| 2f64.powf(f64::from(i) / 2.0).round() as u64)
-        .take_while(|&n| n <= all[all.len() - 1].growth_interval)
+    let mut places: Vec<usize> = octaves(2, all[all.len() - 1].growth_interval)
         .map(|n| {
             all.partition_point(|c| c.growth_interval <= n)
                 .saturating_sub(1)

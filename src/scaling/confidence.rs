@@ -6,7 +6,7 @@ use super::simulate::{Segment, Timeline, cost};
 use super::statistics::{
     Random, block_length, quantile, rate_at_most, resampled_means, student_quantile,
 };
-use super::sweep::{Choice, Density, Rule, choose};
+use super::sweep::{Choice, Density, Rule, choose, octaves};
 use rayon::prelude::*;
 
 /// Candidates that are resampled at most.
@@ -303,11 +303,7 @@ pub(super) fn backtest(
         let costs = step_costs(&timeline, spec, interval, rule)?;
         Ok(costs[half..].iter().sum::<f64>() / (costs.len() - half) as f64)
     };
-    let grid: Vec<u64> = (0..)
-        .map(|i| 2f64.powf(f64::from(i) / 4.0).round() as u64)
-        .take_while(|&n| n <= run.len())
-        .chain([chosen, default])
-        .collect();
+    let grid: Vec<u64> = octaves(4, run.len()).chain([chosen, default]).collect();
     let scores = grid
         .into_par_iter()
         .map(score)

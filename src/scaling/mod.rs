@@ -33,5 +33,5 @@ pub use settings::Framework;
 pub use simulate::{
     Bounds, Cost, Segment, Simulated, Stopped, Timeline, cost, replay, replay_stepping, simulate,
 };
-pub use sweep::{Candidate, Choice, Density, Rule, choose, headroom_log2, static_scales};
+pub use sweep::{Candidate, Choice, Density, Rule, choose, headroom_log2, octaves, static_scales};
 pub use underflow::{Measure, Underflow};

@@ -13,6 +13,7 @@
 use super::policy::{Defaults, PolicyError, PolicySpec};
 use super::run::Run;
 use super::simulate::Timeline;
+use super::sweep::octaves;
 use super::underflow::Measure;
 use rayon::prelude::*;
 
@@ -66,9 +67,7 @@ pub fn phases(
     }
     let steps = run.limits.len();
     let default = spec.growth_interval(Defaults::Framework).unwrap_or(2000);
-    let mut grid: Vec<u64> = (0..)
-        .map(|i| 2f64.powf(f64::from(i) / 2.0).round() as u64)
-        .take_while(|&n| n <= (steps as u64).max(default))
+    let mut grid: Vec<u64> = octaves(2, (steps as u64).max(default))
         .chain([default])
         .collect();
     grid.sort_unstable();

@@ -90,6 +90,13 @@ pub enum Density {
     Fine,
 }
 
+/// Intervals at equal parts of an octave from 1 up to `longest`, rounded; the first may repeat.
+pub fn octaves(parts: u32, longest: u64) -> impl Iterator<Item = u64> {
+    (0..)
+        .map(move |i| 2f64.powf(f64::from(i) / f64::from(parts)).round() as u64)
+        .take_while(move |&n| n <= longest)
+}
+
 /// Intervals in equal ratios, with the common ones and the ends.
 fn grid(ratio: f64, longest: u64, default: u64) -> Vec<u64> {
     let mut grid: Vec<u64> = (0..)

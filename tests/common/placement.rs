@@ -9,6 +9,67 @@
 //! The steps at which the last overflow can lie are an interval; so are those of the next. Carrying the interval forward
 //! finds out whether there is a way; going back from its end finds one.
 
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// A row of a CSV: its cells by their columns.
+pub type Row = BTreeMap<String, String>;
+
+/// The rows of a file of `tests/data/gpu_runs`.
+pub fn rows(file: &str) -> Vec<Row> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/data/gpu_runs")
+        .join(file);
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path:?}: {error}"));
+    let mut lines = text.lines();
+    let header: Vec<&str> = lines.next().unwrap_or_default().split(',').collect();
+    let row = |line: &str| {
+        header
+            .iter()
+            .zip(line.split(','))
+            .map(|(k, v)| ((*k).to_owned(), v.to_owned()))
+            .collect()
+    };
+    lines.map(row).collect()
+}
+
+/// The same, run by run.
+pub fn by_run(file: &str) -> Vec<Vec<Row>> {
+    let mut runs: Vec<Vec<Row>> = Vec::new();
+    for row in rows(file) {
+        match runs.last_mut() {
+            Some(last) if last[0].get("run") == row.get("run") => last.push(row),
+            _ => runs.push(vec![row]),
+        }
+    }
+    runs
+}
+
+/// A number in a row.
+pub fn number(row: &Row, column: &str) -> f64 {
+    let cell = &row[column];
+    cell.parse()
+        .unwrap_or_else(|_| panic!("{column}: {cell:?} is no number"))
+}
+
+/// What a bracketed series saw. A last row without a scale only says how long the run is.
+pub fn seen(run: &[Row], scale: &str) -> Vec<Seen> {
+    run.iter()
+        .filter(|row| !row[scale].is_empty())
+        .map(|row| match row["found_inf"].as_str() {
+            "1" => Seen::Overflow {
+                low: number(row, "step_lo") as i64,
+                high: number(row, "step_hi") as i64,
+                after: number(row, scale),
+            },
+            _ => Seen::Reading {
+                step: number(row, "step_hi") as i64,
+                scale: number(row, scale),
+            },
+        })
+        .collect()
+}
+
 /// A row of such a series.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Seen {
