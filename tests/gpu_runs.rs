@@ -4,7 +4,7 @@
 mod placement;
 
 use gradscale::scaling::policy::{Defaults, Observed, Policy, PolicySpec};
-use placement::{Placed, Row, Seen, by_run, number, place, rows, seen};
+use placement::{Placed, Seen, by_run, number, place, rows, seen};
 use std::path::Path;
 
 fn policy(text: &str) -> Box<dyn Policy> {
