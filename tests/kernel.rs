@@ -6,6 +6,9 @@
 #[path = "kernel/cuda.rs"]
 mod cuda;
 
+#[path = "common/xorshift.rs"]
+mod xorshift;
+
 use gradscale::analysis::{Analysis, By, Group, Options, analyze};
 use gradscale::float::{FORMATS, FP16, Format};
 use gradscale::gradients;
@@ -14,6 +17,7 @@ use gradscale::kernel::{Backend, Counter};
 use gradscale::tally::{Accumulator, SUB_BIN_EDGES, Sketch};
 use half::{bf16, f16};
 use std::path::Path;
+use xorshift::Random;
 
 /// The backends to test; says which are left out.
 fn backends() -> Vec<Backend> {
@@ -58,26 +62,6 @@ fn check(name: &str, values: &[f32]) {
             "{name} again on {}",
             backend.name()
         );
-    }
-}
-
-/// xorshift64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
-    }
-
-    fn normal(&mut self) -> f64 {
-        (-2.0 * (1.0 - self.unit()).ln()).sqrt() * (std::f64::consts::TAU * self.unit()).cos()
     }
 }
 

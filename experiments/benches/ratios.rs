@@ -18,6 +18,9 @@
 #![allow(clippy::type_complexity)] // closures side by side in a table read better than their named types
 #![allow(unsafe_code)] // maps a file, to read it that way too
 
+#[path = "../../tests/common/xorshift.rs"]
+mod xorshift;
+
 use std::fs::File;
 use std::hint::black_box;
 use std::io::{Read, Seek, Write};
@@ -31,6 +34,7 @@ use gradscale::float::FP16;
 use gradscale::kernel::{Backend, Counter};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
+use xorshift::Random;
 
 /// Elements of a window: 16 MiB of f32.
 const WINDOW: usize = 4 << 20;
@@ -60,34 +64,6 @@ fn table(values: &[f32], counts: &mut [Vec<u32>; 2]) {
     for [a, b] in pairs {
         even[(a.to_bits() >> 16) as usize] += 1;
         odd[(b.to_bits() >> 16) as usize] += 1;
-    }
-}
-
-/// xorshift64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
-    }
-
-    fn normal(&mut self) -> f64 {
-        (-2.0 * (1.0 - self.unit()).ln()).sqrt() * (std::f64::consts::TAU * self.unit()).cos()
-    }
-
-    fn sign(&mut self) -> f64 {
-        if self.next() >> 40 & 1 == 0 {
-            1.0
-        } else {
-            -1.0
-        }
     }
 }
 

@@ -4,6 +4,10 @@
 //! One thread. The series is log-normal noise on a slow drift with rare spikes; in the second case one step in 10,000
 //! overflows at any scale. Intervals sampled from the sweep are replayed step by step and must agree.
 
+#[path = "../../tests/common/mod.rs"]
+mod common;
+
+use common::synthetic::gauss;
 use gradscale::scaling::policy::{Defaults, PolicySpec};
 use gradscale::scaling::statistics::Random;
 use gradscale::scaling::{
@@ -11,10 +15,6 @@ use gradscale::scaling::{
 };
 use gradscale::tally::Trace;
 use std::time::Instant;
-
-fn gauss(random: &mut Random) -> f64 {
-    (-2.0 * random.unit().ln()).sqrt() * (std::f64::consts::TAU * random.unit()).cos()
-}
 
 fn run(steps: usize, nonfinite: f64) -> Run {
     let mut random = Random::new(1);

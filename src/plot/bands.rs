@@ -1,6 +1,7 @@
 //! Outcome rates against the loss scale where only histograms are known: bands instead of lines.
 
-use super::{Axis, Canvas, Dash, Draw, DrawError, Legend, Ticks, palette};
+use super::rates::{LEAST, mark_scales, over_scales};
+use super::{Canvas, Dash, Draw, DrawError, Legend, palette};
 use crate::tally::Spread;
 use crate::text;
 use plotters::prelude::DrawingBackend;
@@ -19,9 +20,6 @@ pub struct Bands {
     /// Scales to mark, with what they are.
     pub marks: Vec<(f64, String)>,
 }
-
-/// Shares below this are drawn at the axis' foot.
-const LEAST: f64 = 1e-7;
 
 /// `3 %`, or `0 to 3 %`.
 fn between((low, high): (f64, f64)) -> String {
@@ -114,16 +112,7 @@ impl Draw for Bands {
         let log2 = |spread: &Spread| f64::from(spread.loss_scale).log2();
         let low = self.spreads.first().map_or(0.0, log2);
         let high = self.spreads.last().map_or(1.0, log2);
-        canvas.frame(
-            Axis::new("loss scale", low, high, Ticks::PowersOfTwo),
-            Axis::new(
-                "share of the finite nonzero elements",
-                LEAST.log10(),
-                0.0,
-                Ticks::Percent,
-            ),
-            (0.0, 1.0),
-        )?;
+        over_scales(canvas, low, high)?;
         let height = |share: f64| share.max(LEAST).log10();
         for (_, color, dash, share) in bands {
             // A stretch at which surely nothing happens breaks the band.
@@ -149,9 +138,6 @@ impl Draw for Bands {
             }
             flush(&mut stretch)?;
         }
-        for (row, (scale, name)) in self.marks.iter().enumerate() {
-            canvas.vertical(scale.log2(), name, row as i32, palette::MAIN, Dash::Dots)?;
-        }
-        Ok(())
+        mark_scales(canvas, &self.marks)
     }
 }

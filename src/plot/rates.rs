@@ -44,7 +44,7 @@ impl Rates {
 }
 
 /// Shares below this are drawn at the axis' foot; exactly zero is not drawn at all.
-const LEAST: f64 = 1e-7;
+pub(super) const LEAST: f64 = 1e-7;
 
 impl Draw for Rates {
     fn title(&self) -> String {
@@ -117,16 +117,7 @@ impl Draw for Rates {
         let log2 = |rate: &Replayed| f64::from(rate.loss_scale).log2();
         let low = self.rates.first().map_or(0.0, log2);
         let high = self.rates.last().map_or(1.0, log2);
-        canvas.frame(
-            Axis::new("loss scale", low, high, Ticks::PowersOfTwo),
-            Axis::new(
-                "share of the finite nonzero elements",
-                LEAST.log10(),
-                0.0,
-                Ticks::Percent,
-            ),
-            (0.0, 1.0),
-        )?;
+        over_scales(canvas, low, high)?;
         for (i, (_, color, dash)) in lines.iter().enumerate() {
             let share = |rate: &Replayed| {
                 let o = &rate.outcomes;
@@ -150,9 +141,35 @@ impl Draw for Rates {
             }
             canvas.line(&stretch, *color, *dash)?;
         }
-        for (row, (scale, name)) in self.marks.iter().enumerate() {
-            canvas.vertical(scale.log2(), name, row as i32, palette::MAIN, Dash::Dots)?;
-        }
-        Ok(())
+        mark_scales(canvas, &self.marks)
     }
+}
+
+/// A frame of shares, by powers of ten, over loss scales whose log2 lies between `low` and `high`.
+pub(super) fn over_scales<B: DrawingBackend>(
+    canvas: &mut Canvas<'_, B>,
+    low: f64,
+    high: f64,
+) -> Result<(), DrawError> {
+    canvas.frame(
+        Axis::new("loss scale", low, high, Ticks::PowersOfTwo),
+        Axis::new(
+            "share of the finite nonzero elements",
+            LEAST.log10(),
+            0.0,
+            Ticks::Percent,
+        ),
+        (0.0, 1.0),
+    )
+}
+
+/// Named scales in such a frame.
+pub(super) fn mark_scales<B: DrawingBackend>(
+    canvas: &mut Canvas<'_, B>,
+    marks: &[(f64, String)],
+) -> Result<(), DrawError> {
+    for (row, (scale, name)) in marks.iter().enumerate() {
+        canvas.vertical(scale.log2(), name, row as i32, palette::MAIN, Dash::Dots)?;
+    }
+    Ok(())
 }
